@@ -301,23 +301,34 @@ static int write_locked(struct store *s, rocksdb_writebatch_t *b,
 	return store_error(s, "write", msg);
 }
 
+/*
+ * One writer at a time. RocksDB would queue them all the same (behind a
+ * leader that may be syncing), so holding a lock here costs nothing and lets
+ * them share a batch.
+ */
 static int write_once(struct store *s, const struct slice *runs, size_t n,
-		      bool sync, bool big, uint64_t *generation)
+		      bool sync, uint64_t *generation)
 {
-	bool warm = !big && !pthread_mutex_trylock(&s->batch_lock.m);
-	rocksdb_writebatch_t *b = warm ? s->batch : rocksdb_writebatch_create();
-	int err = store_enter(s);
+	int err;
 
+	mutex_lock(&s->write_lock);
+	err = store_enter(s);
 	*generation = s->generation;
 	if (!err) {
-		err = write_locked(s, b, runs, n, sync);
+		err = write_locked(s, s->batch, runs, n, sync);
 		store_leave(s);
 	}
-	if (warm)
-		pthread_mutex_unlock(&s->batch_lock.m);
-	else
-		rocksdb_writebatch_destroy(b);
+	mutex_unlock(&s->write_lock);
 	return err;
+}
+
+/* A large batch leaves its memory behind. */
+static void shrink_batch(struct store *s)
+{
+	mutex_lock(&s->write_lock);
+	rocksdb_writebatch_destroy(s->batch);
+	s->batch = rocksdb_writebatch_create();
+	mutex_unlock(&s->write_lock);
 }
 
 int store_write(struct store *s, const struct slice *runs, size_t n, bool sync)
@@ -331,13 +342,15 @@ int store_write(struct store *s, const struct slice *runs, size_t n, bool sync)
 	if (s->durable && s->reserve_held &&
 	    reserve_free_room(s) < 2 * len + WRITE_SLACK)
 		reserve_release(s);
-	err = write_once(s, runs, n, sync, len > KEEP_BATCH, &generation);
-	if (err != -ENOSPC && err != -EIO)
-		return err;
-	err = store_reopen(s, generation);
-	if (err)
-		return err;
-	return write_once(s, runs, n, sync, len > KEEP_BATCH, &generation);
+	err = write_once(s, runs, n, sync, &generation);
+	if (err == -ENOSPC || err == -EIO) {
+		err = store_reopen(s, generation);
+		if (!err)
+			err = write_once(s, runs, n, sync, &generation);
+	}
+	if (len > KEEP_BATCH)
+		shrink_batch(s);
+	return err;
 }
 
 void store_reclaim(struct store *s, enum cf cf, struct slice to)

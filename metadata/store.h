@@ -51,8 +51,8 @@ struct store {
 	rocksdb_readoptions_t *read;
 	rocksdb_writeoptions_t *write, *write_sync;
 
-	struct mutex batch_lock;
-	rocksdb_writebatch_t *batch; /* guarded by batch_lock; kept warm */
+	struct mutex write_lock;
+	rocksdb_writebatch_t *batch; /* guarded by write_lock; kept warm */
 
 	struct mutex list_lock;
 	struct snapshot *snapshots; /* guarded by list_lock */

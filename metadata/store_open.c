@@ -260,7 +260,7 @@ int store_open(struct store *s, const struct store_config *config, bool create)
 						   accepted_reserve(
 							   config->dir)};
 	pthread_rwlock_init(&s->lock, NULL);
-	mutex_init(&s->batch_lock);
+	mutex_init(&s->write_lock);
 	mutex_init(&s->list_lock);
 	mutex_init(&s->reserve_lock);
 	s->dir = strdup(config->dir);
@@ -312,7 +312,7 @@ void store_close(struct store *s)
 	if (s->cache)
 		rocksdb_cache_destroy(s->cache);
 	pthread_rwlock_destroy(&s->lock);
-	mutex_fini(&s->batch_lock);
+	mutex_fini(&s->write_lock);
 	mutex_fini(&s->list_lock);
 	mutex_fini(&s->reserve_lock);
 	free(s->dir);
