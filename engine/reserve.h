@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The DRAM tier's directory and its memory (DESIGN.md section 4.1): mounting
+ * the tmpfs pair, the ballast that holds what no version uses, and finding
+ * what a dead daemon left.
+ *
+ * Budget: limit = ballast + charged + slack. The charge of a backing file is
+ * what it holds or is promised. Whoever wants bytes calls reserve_take()
+ * before it allocates, reserve_give() after it freed. Slack is kept free
+ * (up to limit/16, at most 64 MiB) so that small files never wait for a
+ * punch; a background thread puts the ballast back to limit - charged -
+ * slack. Without a reserve (no dram= given) the ballast is empty and only
+ * the numbers are kept.
+ */
+#ifndef CKPT_ENGINE_RESERVE_H
+#define CKPT_ENGINE_RESERVE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "metadata/compiler.h"
+
+/* ---- where the DRAM tier lies ---- */
+
+struct dram_place {
+	char dir[256];      /* …/dram: backing files */
+	char meta_dir[256]; /* …/meta: accepted database */
+	char base[256];     /* parent of both */
+	bool own_tmpfs;     /* we mounted it (else a directory in /dev/shm) */
+	char why[160];      /* why not, if not */
+};
+
+/*
+ * Makes or finds the two tmpfs of the mount `name` (hex of its UUID): with
+ * CAP_SYS_ADMIN mounts under /run/ckptfs/NAME (0700), size = limit plus
+ * headroom, huge=within_size,noswap where the kernel takes them; else
+ * directories under /dev/shm/ckptfs-UID-NAME. Found ones are kept as they
+ * are but resized. nvme_dir and owner (the process as long as which it is in
+ * use: the keeper) are noted beside them, for dram_place_leftovers().
+ * out is written on failure too: why says what was in the way.
+ *
+ *   -ENOSPC  /dev/shm is too small: why says how small
+ */
+MUST_CHECK int dram_place_open(const char *name, const char *nvme_dir,
+			       pid_t owner, uint64_t limit, uint64_t meta_limit,
+			       struct dram_place *out);
+/* Unmounts and removes it all: nothing in it is needed any more. */
+void dram_place_remove(const struct dram_place *p);
+
+/*
+ * Each place whose owner is gone: base as in struct dram_place, bytes of
+ * memory it holds. Those of this user, for root also those under
+ * /run/ckptfs. fn non-zero stops, and is returned.
+ */
+MUST_CHECK int dram_place_leftovers(int (*fn)(void *arg, const char *base,
+					      uint64_t bytes),
+				    void *arg);
+/*
+ * Frees one of them, with all that is in it.
+ *   -EINVAL  not such a place; -EBUSY: its owner lives
+ */
+MUST_CHECK int dram_place_free(const char *base);
+
+/* ---- the budget and the ballast ---- */
+
+struct reserve;
+MUST_CHECK int reserve_start(const char *dir, uint64_t limit, bool ballast,
+			     struct reserve **out);
+void reserve_stop(struct reserve *r); /* removes the ballast; NULL allowed */
+/* Charges len bytes; shrinks the ballast if slack does not hold them.
+ *   -ENOSPC  limit reached; nothing was charged (evict, then try again) */
+MUST_CHECK int reserve_take(struct reserve *r, uint64_t len);
+void reserve_give(struct reserve *r, uint64_t len);
+/* At start-up: what is there already, even above the limit. */
+void reserve_charge(struct reserve *r, uint64_t len);
+
+struct reserve_state {
+	uint64_t limit, charged, ballast;
+	uint64_t target; /* what the ballast may grow to */
+	char note[160];  /* why it stops short of the limit, or "" */
+};
+void reserve_state(struct reserve *r, struct reserve_state *out);
+/* Waits until the ballast has reached its target (tests, bench). */
+MUST_CHECK int reserve_wait_filled(struct reserve *r, int timeout_ms);
+
+#endif

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One write through the engine, without FUSE: created, written, closed,
+ * sealed, flushed, recorded; read back after a restart; unlinked; and the
+ * same after the process died with unsealed content in DRAM.
+ */
+#include <fcntl.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "engine/engine.h"
+#include "tests/unit/check.h"
+
+static char nvme[PATH_MAX];
+
+static struct engine *start(void)
+{
+	struct engine_config c = {
+		.nvme_dir = nvme,
+		.mountpoint = "/test",
+		.dram = 64u << 20,
+		.fsync = LEVEL_NVME,
+	};
+	struct engine *e = NULL;
+	char why[300];
+	int r = engine_start(&c, why, sizeof(why), &e);
+
+	if (r < 0)
+		fprintf(stderr, "%s\n", why);
+	CHECK(r == 0);
+	return e;
+}
+
+static uint64_t create(struct engine *e, const char *name, uint64_t *fh)
+{
+	struct meta *m = engine_meta(e);
+	uint64_t ino = meta_new_ino(m), seq;
+	struct inode_rec rec = { .ino = ino,
+				 .mode = S_IFREG | 0644,
+				 .nlink = 1 };
+	struct open_reply reply = { 0 };
+	struct txn *t;
+
+	CHECK(file_create(e, ino, O_WRONLY, &reply) == 0);
+	t = engine_txn_begin(e);
+	txn_put_inode(t, &rec);
+	txn_put_dentry(t, META_ROOT_INO, name, ino, S_IFREG);
+	file_log_create(e, t, ino);
+	CHECK(engine_txn_commit(e, t, &seq) == 0);
+	*fh = reply.fh;
+	return ino;
+}
+
+static void fill(struct engine *e, uint64_t ino, uint64_t fh, size_t len,
+		 int seed)
+{
+	char *buf = malloc(len);
+	int fd;
+
+	memset(buf, seed, len);
+	CHECK(file_borrow_fd(e, ino, fh, true, 0, len, &fd) == 0);
+	CHECK(pwrite(fd, buf, len, 0) == (ssize_t)len);
+	file_return_fd(e, ino, true, fd);
+	free(buf);
+}
+
+static void close_file(struct engine *e, uint64_t ino, uint64_t fh)
+{
+	CHECK(file_flush(e, ino, fh) == 0);
+	file_release(e, ino, fh);
+}
+
+static void expect(struct engine *e, const char *name, size_t len, int seed)
+{
+	struct dentry_rec d;
+	struct inode_rec rec;
+	struct open_reply reply;
+	char *buf = malloc(len + 1);
+	int fd;
+
+	CHECK(view_lookup(meta_accepted(engine_meta(e)), META_ROOT_INO, name,
+			  &d) == 0);
+	CHECK(engine_stat(e, d.ino, &rec) == 0);
+	CHECK(rec.size == len);
+	CHECK(file_open(e, d.ino, O_RDONLY, &reply) == 0);
+	CHECK(file_borrow_fd(e, d.ino, reply.fh, false, 0, len, &fd) == 0);
+	CHECK(pread(fd, buf, len + 1, 0) == (ssize_t)len);
+	for (size_t i = 0; i < len; i++)
+		CHECK(buf[i] == (char)seed);
+	file_return_fd(e, d.ino, false, fd);
+	close_file(e, d.ino, reply.fh);
+	free(buf);
+}
+
+static void unlink_file(struct engine *e, const char *name)
+{
+	struct dentry_rec d;
+	struct inode_rec rec;
+	struct txn *t = engine_txn_begin(e);
+	const struct view *v = meta_accepted(engine_meta(e));
+	uint64_t seq;
+
+	CHECK(view_lookup(v, META_ROOT_INO, name, &d) == 0);
+	CHECK(view_inode(v, d.ino, &rec) == 0);
+	txn_del_dentry(t, META_ROOT_INO, name, &d);
+	engine_drop_link(e, t, &rec, 1);
+	CHECK(engine_txn_commit(e, t, &seq) == 0);
+}
+
+static void die_with_unsealed_content(void)
+{
+	pid_t pid = fork();
+	int status;
+
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		struct engine *e = start();
+		uint64_t fh, ino;
+
+		ino = create(e, "sealed", &fh);
+		fill(e, ino, fh, 5 << 20, 3);
+		close_file(e, ino, fh);
+		ino = create(e, "unsealed", &fh);
+		fill(e, ino, fh, 100000, 4);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+int main(void)
+{
+	struct engine *e;
+	struct file_state fs;
+	uint64_t big, small, fh;
+
+	CHECK(snprintf(nvme, sizeof(nvme), "%s/nvme", check_tmpdir()) <
+	      (int)sizeof(nvme));
+	e = start();
+	big = create(e, "big", &fh);
+	fill(e, big, fh, 9u << 20, 1);
+	close_file(e, big, fh);
+	small = create(e, "small", &fh);
+	fill(e, small, fh, 1000, 2);
+	close_file(e, small, fh);
+	expect(e, "big", 9u << 20, 1);
+	CHECK(engine_drain(e, LEVEL_NVME, 20000) == 0);
+	CHECK(engine_file_state(e, big, &fs) == 0);
+	CHECK(fs.level == LEVEL_NVME && fs.in_dram && fs.on_nvme);
+	engine_stop(e, -1);
+
+	e = start();
+	expect(e, "big", 9u << 20, 1);
+	expect(e, "small", 1000, 2);
+	engine_stop(e, -1);
+
+	die_with_unsealed_content();
+	e = start();
+	expect(e, "sealed", 5u << 20, 3);
+	expect(e, "unsealed", 100000, 4);
+	unlink_file(e, "big");
+	CHECK(engine_drain(e, LEVEL_NVME, 20000) == 0);
+	expect(e, "unsealed", 100000, 4);
+	engine_stop(e, -1);
+	return 0;
+}
