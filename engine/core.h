@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the rooms of the engine know of each other: struct engine and the
+ * three tables in it (open inodes, unrecorded versions, backing files).
+ * Inside engine/ only; the lock order stands in engine.h.
+ */
+#ifndef CKPT_ENGINE_CORE_H
+#define CKPT_ENGINE_CORE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+#include <sys/stat.h>
+
+#include "engine/engine.h"
+#include "engine/flush.h"
+#include "engine/publish.h"
+#include "engine/remote.h"
+#include "engine/reserve.h"
+#include "engine/restore.h"
+#include "engine/tier.h"
+#include "metadata/metadata.h"
+
+#define N_BUCKETS 16384u
+#define COPY_BELOW (1u << 20) /* shorter versions are copied, not waited for */
+
+static inline unsigned bucket_of(uint64_t id)
+{
+	return (unsigned)((id * UINT64_C(0x9e3779b97f4a7c15)) >> 50);
+}
+
+/* ---- backing files ---------------------------------------------------- */
+
+/*
+ * A backing file somebody may need: every one on DRAM, and on NVMe those that
+ * an open inode or an unrecorded version holds. Guard: backings.lock, for all
+ * fields but the immutable ones.
+ */
+struct backing {
+	LIST_ENTRY(backing) by_id, by_version;
+	TAILQ_ENTRY(backing) lru; /* evictable: cached, refs 0 */
+	uint64_t id;              /* immutable */
+	enum backing_where where; /* immutable */
+	uint64_t version;         /* whose content it is; 0: unsealed content */
+	uint64_t charged;         /* bytes of the reserve it holds (DRAM) */
+	unsigned refs;
+	bool recorded; /* DRAM: its version has a synced copy elsewhere.
+			  NVMe: the file is that copy, not ours to delete */
+	bool in_lru;   /* DRAM, recorded, refs 0: may be evicted */
+};
+
+LIST_HEAD(backing_list, backing);
+
+struct backings {
+	struct mutex lock;
+	struct backing_list by_id[N_BUCKETS], by_version[N_BUCKETS];
+	TAILQ_HEAD(, backing) lru;
+	uint64_t n_evicted;
+};
+
+/* ---- unrecorded versions ---------------------------------------------- */
+
+enum version_state {
+	VERSION_QUEUED,
+	VERSION_RUNNING,
+	VERSION_FLUSHED,
+	VERSION_FAILED,
+};
+
+/* Guard: versions.lock, but for the immutable fields. */
+struct version {
+	TAILQ_ENTRY(version) in_order; /* by seq */
+	LIST_ENTRY(version) by_id;
+	uint64_t id, ino, size, blocks; /* immutable */
+	uint64_t seq;                   /* immutable: sealed at */
+	uint64_t dead_seq;              /* made pointless at; 0: alive */
+	int64_t sealed_ns;              /* monotonic */
+	bool final;                     /* no writer was left */
+	enum version_state state;
+	struct backing *backing; /* holds a reference; NULL: `small` has it */
+	void *small;             /* captured content, size bytes */
+	uint32_t *crcs;          /* once FLUSHED */
+	uint64_t file;           /* NVMe file, once FLUSHED */
+	int error;
+	int64_t retry_ns; /* FAILED: not before */
+	int64_t backoff_ns;
+	unsigned held; /* somebody works on it: do not free */
+	bool gone;     /* out of the table; freed when held is 0 */
+	bool recorded; /* the durable database has its copy */
+};
+
+struct versions {
+	struct mutex lock;
+	pthread_cond_t work;    /* something QUEUED, or stop */
+	pthread_cond_t changed; /* a state changed, or something was dropped */
+	TAILQ_HEAD(version_queue, version) queue;
+	LIST_HEAD(, version) by_id[N_BUCKETS];
+	uint64_t target; /* what the follower works towards: pins */
+	uint64_t n, bytes;
+	bool stop;
+};
+
+/* A recorded version made pointless: its NVMe copy goes when D has passed. */
+struct dead {
+	STAILQ_ENTRY(dead) next;
+	uint64_t version, seq;
+};
+
+/* ---- open inodes ------------------------------------------------------ */
+
+struct handle {
+	LIST_ENTRY(handle) next;
+	uint64_t fh;
+	bool flushed; /* writable: FLUSH was seen, the probe speaks for it */
+};
+
+/* What a backing file looked like. */
+struct look {
+	bool valid;
+	uint64_t size;
+	struct timespec ctime;
+};
+
+/* An inode that is open, being written, or marked. */
+struct inode {
+	LIST_ENTRY(inode) by_ino;   /* inodes.lock */
+	TAILQ_ENTRY(inode) watched; /* watch.lock: being written */
+	TAILQ_ENTRY(inode) marked;  /* marks.lock */
+	uint64_t ino;               /* immutable */
+	unsigned refs;              /* inodes.lock */
+	bool in_watch;              /* watch.lock */
+	bool in_marks;              /* marks.lock */
+	int64_t marked_ns;          /* marks.lock: monotonic */
+	struct mutex lock;          /* the rest */
+	LIST_HEAD(, handle) handles;
+	unsigned n_handles, n_writers, n_unflushed;
+	struct backing *backing;
+	int ro_fd, rw_fd; /* rw_fd: served only */
+	int32_t backing_id;
+	bool served;  /* io mode, until the last handle is gone */
+	bool written; /* unsealed, or a writer is left */
+	bool rdwr;    /* O_RDWR since the last final seal: may be mapped */
+	_Atomic bool
+		orphan; /* nlink 0: the record goes with the last reference */
+	uint64_t next_version;
+	struct look sealed; /* at the last seal */
+	struct look mark;   /* at the last mark */
+	int64_t snapshot_ns;
+	struct fetch *fetch;
+	int error;           /* told once by fsync or close */
+	uint64_t lease_size; /* size at the last look of the lease thread */
+	uint64_t nvme_room;  /* bytes preallocated for next_version */
+	unsigned n_borrowed; /* writable descriptors given out */
+};
+
+struct waiter {
+	STAILQ_ENTRY(waiter) next;
+	uint64_t seq;
+	enum level level;
+	done_fn *done;
+	void *arg;
+};
+
+struct dropped {
+	uint64_t version;
+};
+
+struct engine {
+	struct engine_config config;
+	char nvme_dir[256], remote_name[256];
+	int lock_fd;
+	struct meta *meta;
+	struct meta_opened opened;
+	struct dram_place place;
+	struct reserve *reserve;
+	struct tier *dram, *nvme;
+	struct throttle *throttle;
+	struct remote *remote;
+	struct publisher *publisher;
+	struct fetcher *fetcher;
+	struct backing_hooks hooks;
+	bool passthrough;
+	char io_note[200];
+	bool mgtime; /* the kernel's ctime is fine-grained */
+
+	struct {
+		struct mutex lock;
+		LIST_HEAD(, inode) by_ino[N_BUCKETS];
+		uint64_t n, next_fh;
+	} inodes;
+	struct {
+		struct mutex lock;
+		pthread_cond_t settled; /* settling fell */
+		pthread_cond_t added;
+		TAILQ_HEAD(, inode) list;
+		unsigned n, settling;
+		bool stop;
+		_Atomic unsigned pending; /* n + settling, for the fast path */
+	} marks;
+	struct {
+		struct mutex lock;
+		pthread_cond_t added;
+		TAILQ_HEAD(, inode) list;
+		bool stop;
+	} watch;
+	struct backings backings;
+	struct versions versions;
+
+	/* The door guards these: versions the open transaction drops. */
+	struct dropped *drops;
+	size_t n_drops, cap_drops;
+
+	struct {
+		struct mutex lock;
+		pthread_cond_t kick;
+		STAILQ_HEAD(, waiter) waiters;
+		STAILQ_HEAD(, dead) dead;
+		bool hurry, stop;
+		int error; /* why D stands still, 0 if it does not */
+		char error_text[200];
+	} follow;
+
+	_Atomic uint64_t flushed_bytes, n_spilled, n_fetched, written_bytes;
+	_Atomic int64_t room_checked_ns;
+	_Atomic uint64_t nvme_avail;
+	_Atomic uint64_t n_unsealed;
+	uint64_t rate_flush, rate_publish; /* bytes per second; sampled */
+
+	pthread_t follower, settler, leaser, flusher[2];
+	unsigned n_flushers;
+	bool running;
+};
+
+/* engine.c */
+int64_t now_mono_ns(void);
+int64_t now_wall_ns(void);
+void cond_wait_ns(pthread_cond_t *c, struct mutex *m, int64_t ns);
+void cond_init_mono(pthread_cond_t *c);
+
+/* backing.c */
+void backings_init(struct backings *bs);
+void backings_fini(struct backings *bs);
+struct tier *backing_tier(struct engine *e, enum backing_where where);
+/* Makes the file, registers it with one reference. charge: DRAM bytes, which
+ * were taken from the reserve before. */
+MUST_CHECK int backing_create(struct engine *e, enum backing_where where,
+			      uint64_t charge, struct backing **out, int *fd);
+/* One for a file that is there; found or made, with a reference. */
+struct backing *backing_adopt(struct engine *e, uint64_t id,
+			      enum backing_where where, uint64_t version,
+			      uint64_t charge);
+/* With a reference, or NULL. */
+struct backing *backing_of_version(struct engine *e, uint64_t version);
+void backing_get(struct engine *e, struct backing *b);
+/* The last one deletes the file, unless its version is recorded. */
+void backing_put(struct engine *e, struct backing *b);
+/* From now on b holds this version (0: unsealed content). */
+void backing_set_version(struct engine *e, struct backing *b, uint64_t v);
+/* The version has a recorded copy: its DRAM file may stay as a cache; its
+ * NVMe file, if it is that copy (file; 0: there is none), is not ours. */
+void backing_recorded(struct engine *e, uint64_t version, uint64_t file);
+/* Nobody needs what b caches for this version. */
+void backing_version_gone(struct engine *e, uint64_t version);
+void backing_set_charge(struct engine *e, struct backing *b, uint64_t bytes);
+/* Takes len from the reserve, evicting what is cached if it must. */
+MUST_CHECK int dram_take(struct engine *e, uint64_t len);
+MUST_CHECK int dram_evict(struct engine *e, uint64_t len);
+/* Evicts the DRAM copy of one version if nobody uses it; bytes freed. */
+uint64_t dram_evict_version(struct engine *e, uint64_t version);
+
+/* version.c */
+void versions_init(struct versions *vs);
+void versions_fini(struct engine *e);
+/* Under the door, before the commit that seals it. v->seq is set. */
+void version_insert(struct engine *e, struct version *v);
+/* The commit failed, or start-up changed its mind. */
+void version_discard(struct engine *e, uint64_t id);
+/* After the commit: version was replaced or unlinked at seq. */
+void version_dead(struct engine *e, uint64_t id, uint64_t seq);
+void version_hold_locked(struct version *v);
+void version_unhold(struct engine *e, struct version *v);
+/* A snapshot whose writers are gone without a change: may be mapped. */
+void version_confirm(struct engine *e, uint64_t id);
+/* The follower has recorded it: leaves the table. */
+void version_recorded(struct engine *e, struct version *v);
+struct version *version_new(uint64_t id, uint64_t ino, uint64_t size);
+/* Content of a small version, from its capture or its backing file. */
+MUST_CHECK int version_load_small(struct engine *e, struct version *v,
+				  void **out);
+/*
+ * The content of sealed version id is about to change in its backing file b:
+ * see that it has a copy of its own. -EAGAIN: its flush must be waited for
+ * with version_wait_flushed(), holding no lock.
+ */
+MUST_CHECK int version_preserve(struct engine *e, uint64_t id,
+				struct backing *b);
+MUST_CHECK int version_wait_flushed(struct engine *e, uint64_t id);
+/* Bytes of an unrecorded version for a new backing file; -ENOENT: none. */
+MUST_CHECK int version_small(struct engine *e, uint64_t id, void **out,
+			     size_t *len);
+MUST_CHECK int version_crcs(struct engine *e, uint64_t id, uint64_t size,
+			    uint32_t **out);
+void *flusher_main(void *arg);
+
+/* inode.c */
+struct inode *inode_find(struct engine *e, uint64_t ino); /* + reference */
+MUST_CHECK int inode_get(struct engine *e, uint64_t ino, bool *fresh,
+			 struct inode **out);
+void inode_put(struct engine *e, struct inode *in);
+bool inode_is_held(struct engine *e, uint64_t ino);
+MUST_CHECK int handle_add_locked(struct engine *e, struct inode *in, int flags,
+				 uint64_t *fh) MUST_HOLD(in->lock);
+struct handle *handle_find_locked(struct inode *in, uint64_t fh)
+	MUST_HOLD(in->lock);
+bool fh_writable(uint64_t fh);
+bool fh_rdwr(uint64_t fh);
+void inode_detach_locked(struct engine *e, struct inode *in)
+	MUST_HOLD(in->lock);
+MUST_CHECK int inode_use_backing_locked(struct engine *e, struct inode *in,
+					struct backing *b) MUST_HOLD(in->lock);
+void watch_add(struct engine *e, struct inode *in);
+void watch_remove(struct engine *e, struct inode *in);
+/* Under the door: is it in use, so that its record must outlive its last
+ * name? If so it is noted, and the record goes with the last reference. */
+bool inode_make_orphan(struct engine *e, uint64_t ino);
+/* One commit, and what follows from it. */
+MUST_CHECK int commit_and_drop(struct engine *e, struct txn *t, uint64_t *seq);
+/* In the open transaction: the version goes. */
+void drop_version(struct engine *e, struct txn *t, uint64_t version);
+
+/* open.c */
+MUST_CHECK int choose_backing(struct engine *e, uint64_t want,
+			      struct backing **out, int *fd);
+MUST_CHECK int nvme_has_room(struct engine *e, uint64_t want);
+void inode_begin_write_locked(struct engine *e, struct inode *in)
+	MUST_HOLD(in->lock);
+MUST_CHECK int inode_log_unsealed_locked(struct engine *e, struct inode *in,
+					 uint64_t base) MUST_HOLD(in->lock);
+
+/* seal.c */
+void mark_add(struct engine *e, struct inode *in);
+/* Takes the mark back; true: it was there (its reference is the caller's). */
+bool mark_remove(struct engine *e, struct inode *in);
+void settle(struct engine *e);
+/* What the file holds now becomes a version, if it changed. */
+MUST_CHECK int seal_snapshot_locked(struct engine *e, struct inode *in)
+	MUST_HOLD(in->lock);
+MUST_CHECK int look_at(struct inode *in, struct look *out);
+bool look_same(const struct look *a, const struct look *b);
+bool writer_left_locked(struct engine *e, struct inode *in) MUST_HOLD(in->lock);
+void *settler_main(void *arg);
+
+/* lease.c */
+void *leaser_main(void *arg);
+MUST_CHECK int lease_exact_locked(struct engine *e, struct inode *in,
+				  uint64_t size) MUST_HOLD(in->lock);
+void lease_trim_locked(struct engine *e, struct inode *in) MUST_HOLD(in->lock);
+
+/* watermark.c */
+void *follower_main(void *arg);
+void follow_kick(struct engine *e, bool hurry);
+void follow_dead(struct engine *e, uint64_t version, uint64_t seq);
+void follow_fail_waiters(struct engine *e, int err);
+
+/* recover.c */
+MUST_CHECK int recover_tiers(struct engine *e);
+
+#endif

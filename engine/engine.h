@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The front of the movers: what fs/ may ask for. Open files and their seals,
+ * namespace transactions, durability, state of the tiers.
+ *
+ * LOCK ORDER of the whole daemon (take from left to right):
+ *   inode.lock → the door (txn_begin … txn_commit) → inodes.lock |
+ *   versions.lock | backings.lock | marks.lock | watch.lock | reserve
+ * The last ones are leaves: none is taken under another, and none is held
+ * over I/O. An inode's lock may be held over the probe, over file operations
+ * on its backing file and over the door.
+ *
+ * Threads: any. Blocking calls say so. Errors are -errno.
+ *
+ * A handle is named by (ino, fh). fh says by itself how the file was opened,
+ * so that a handle can be rebuilt after the daemon's death.
+ */
+#ifndef CKPT_ENGINE_ENGINE_H
+#define CKPT_ENGINE_ENGINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include "metadata/metadata.h"
+
+struct engine;
+
+enum level { LEVEL_DRAM, LEVEL_NVME, LEVEL_REMOTE };
+const char *level_name(enum level l);
+/* -EINVAL: not one of dram, nvme, remote */
+MUST_CHECK int level_parse(const char *s, enum level *out);
+
+/* ---- start and stop --------------------------------------------------- */
+
+struct engine_config {
+	const char *nvme_dir;   /* all local state; made if missing */
+	const char *mountpoint; /* for the lock file and messages */
+	uint64_t dram;          /* bytes of the DRAM tier */
+	bool reserve;           /* hold them by a ballast */
+	uint64_t nvme_size;     /* bytes NVMe may take; 0: the filesystem */
+	enum level fsync;       /* what fsync(2) promises */
+	uint64_t flush_rate;    /* bytes per second; 0: no limit */
+	const char *remote;     /* remote_open() spec or NULL */
+	const char *faulty;     /* tier_faulty_open() spec for NVMe or NULL */
+	bool allow_degraded;    /* remote down, local state there: come up */
+};
+
+/*
+ * Checks everything that can be wrong, recovers, starts the threads. On
+ * failure nothing is left behind, and why holds one line that names the thing
+ * and the remedy.
+ */
+MUST_CHECK int engine_start(const struct engine_config *config, char *why,
+			    size_t why_len, struct engine **out);
+
+/*
+ * Flushes to NVMe (timeout_s < 0: as long as it takes), then stops the
+ * threads and releases everything. If all of it reached NVMe, the DRAM tier
+ * is freed, else it is left for the next mount (and the log says where).
+ */
+void engine_stop(struct engine *e, int timeout_s);
+
+struct meta *engine_meta(struct engine *e);
+
+/*
+ * How the kernel is told of backing files. Called once, before the first
+ * request, if the kernel offers passthrough; else files are served.
+ */
+struct backing_hooks {
+	/* fd is open read-only; *id > 0. May be called in any thread. */
+	int (*open)(void *arg, int fd, int32_t *id);
+	void (*close)(void *arg, int32_t id);
+	void *arg;
+};
+void engine_use_passthrough(struct engine *e,
+			    const struct backing_hooks *hooks);
+/* Why files are served, or that they pass through; for the status. */
+void engine_set_io_note(struct engine *e, const char *note);
+
+/* ---- namespace transactions ------------------------------------------- */
+
+/* Settles the marks, then txn_begin(). Every event goes through here. */
+struct txn *engine_txn_begin(struct engine *e);
+/* txn_commit(), then what follows from it (copies freed, follower told). */
+MUST_CHECK int engine_txn_commit(struct engine *e, struct txn *t,
+				 uint64_t *seq);
+void engine_txn_abort(struct engine *e, struct txn *t);
+/*
+ * In the open transaction t: one name of rec's inode has gone (the caller
+ * removes the dentry). Lowers nlink (directories: to 0); at 0 the inode goes,
+ * with its version and xattrs, or becomes an orphan while it is open. rec is
+ * updated, with ctime = now_ns.
+ */
+void engine_drop_link(struct engine *e, struct txn *t, struct inode_rec *rec,
+		      int64_t now_ns);
+
+/* ---- open files ------------------------------------------------------- */
+
+struct open_reply {
+	uint64_t fh;
+	int32_t backing_id; /* > 0: open in passthrough with this id */
+	bool direct_io;     /* set FOPEN_DIRECT_IO (served, or O_SYNC) */
+};
+
+/*
+ * A new file: makes its backing file and the handle, before the transaction
+ * that makes its name. flags as open(2). Then file_log_create() in that
+ * transaction; file_cancel() if it did not commit.
+ *
+ *   -ENOSPC  no room is left on NVMe to promise
+ */
+MUST_CHECK int file_create(struct engine *e, uint64_t ino, int flags,
+			   struct open_reply *out);
+void file_log_create(struct engine *e, struct txn *t, uint64_t ino);
+void file_cancel(struct engine *e, uint64_t ino, uint64_t fh);
+
+/*
+ * An existing regular file, also with O_TRUNC (which is done here, with its
+ * times and set-id bits). May block: a version that must first have its own
+ * copy elsewhere.
+ *
+ *   -ESTALE   the inode is gone
+ *   -EBADMSG  promoted from a slower tier, its checksum does not match
+ *   -ENOSPC   written: no room
+ *   -EIO      its only copy cannot be read
+ */
+MUST_CHECK int file_open(struct engine *e, uint64_t ino, int flags,
+			 struct open_reply *out);
+/* FLUSH: one descriptor was closed. Returns an error that lost data, once. */
+MUST_CHECK int file_flush(struct engine *e, uint64_t ino, uint64_t fh);
+/* RELEASE: the handle is gone. */
+void file_release(struct engine *e, uint64_t ino, uint64_t fh);
+
+/*
+ * A descriptor of the backing file for I/O by the daemon. Reading blocks
+ * until [off, off + len) is there (files being fetched). Give it back with
+ * file_return_fd() soon: while a writable one is borrowed, the file counts as
+ * being written.
+ */
+MUST_CHECK int file_borrow_fd(struct engine *e, uint64_t ino, uint64_t fh,
+			      bool write, uint64_t off, uint64_t len, int *fd);
+void file_return_fd(struct engine *e, uint64_t ino, bool write, int fd);
+/* As fallocate(2). The handle is writable. Size, times: as the kernel does. */
+MUST_CHECK int file_fallocate(struct engine *e, uint64_t ino, uint64_t fh,
+			      int mode, uint64_t off, uint64_t len);
+/* Handle opened with O_SYNC or O_DSYNC: each write is followed by an fsync. */
+bool file_is_sync(uint64_t fh);
+
+/* fh 0: by path (truncate(2)). Blocks like file_open(). */
+MUST_CHECK int file_truncate(struct engine *e, uint64_t ino, uint64_t fh,
+			     uint64_t size);
+/* Tells the backing file of an inode being written the times a user set
+ * (UTIME_OMIT allowed), so that they survive its seal. Else does nothing. */
+void file_set_times(struct engine *e, uint64_t ino,
+		    const struct timespec ts[2]);
+/* Before rename or link of ino: a file being written is snapshot-sealed. */
+MUST_CHECK int file_seal_written(struct engine *e, uint64_t ino);
+
+/* The record as stat(2) must show it: size, blocks, mtime and ctime of a
+ * file being written come from its backing file. */
+MUST_CHECK int engine_stat(struct engine *e, uint64_t ino,
+			   struct inode_rec *out);
+/* FORGET has nothing to do; an orphan goes with its last handle. */
+
+/* ---- durability ------------------------------------------------------- */
+
+typedef void done_fn(void *arg, int err);
+/*
+ * fsync(2) of ino (file or directory): settles, seals what a file being
+ * written holds now, and calls done once the newest number has reached
+ * `level` (at once, or from another thread). An error that stops the durable
+ * state is told at once.
+ */
+void engine_fsync(struct engine *e, uint64_t ino, enum level level,
+		  done_fn *done, void *arg);
+enum level engine_fsync_level(const struct engine *e);
+/* Settles all marks and returns the newest number: what `wait` waits for. */
+uint64_t engine_seal_all(struct engine *e);
+/* Has seq reached the level? -errno if the way there is blocked by an error. */
+MUST_CHECK int engine_reached(struct engine *e, uint64_t seq, enum level level,
+			      bool *out);
+/* Same, and somebody waits: do not linger. Blocks. -ETIMEDOUT */
+MUST_CHECK int engine_wait(struct engine *e, uint64_t seq, enum level level,
+			   int timeout_ms);
+/* Settle, then wait for everything. */
+MUST_CHECK int engine_drain(struct engine *e, enum level level, int timeout_ms);
+
+/* ---- state ------------------------------------------------------------ */
+
+struct tier_status {
+	char name[16];
+	uint64_t used, size;   /* bytes */
+	uint64_t rate;         /* bytes per second moved lately */
+	uint64_t behind_bytes; /* not there yet */
+	int64_t behind_ns;     /* age of the oldest thing not there yet */
+	uint64_t seq;          /* watermark */
+	char error[200];       /* "": none */
+	char note[200];        /* e.g. "io_uring", "reserve: …" */
+};
+
+struct engine_status {
+	char uuid[33];
+	uint64_t epoch;
+	char start[200]; /* fresh, carried on, … and why */
+	bool passthrough;
+	char io_note[200];
+	enum level fsync;
+	struct tier_status tier[3]; /* dram, nvme, remote (name "": none) */
+	uint64_t n_open, n_writers, n_unsealed, n_marks;
+	uint64_t n_spilled, n_evicted, n_fetched;
+	uint64_t n_unflushed, unflushed_bytes;
+	struct meta_usage meta;
+	char nvme_dir[256], dram_dir[256], remote[256];
+};
+void engine_status(struct engine *e, struct engine_status *out);
+
+struct file_state {
+	enum level level; /* slowest tier it has reached in order */
+	bool writing;     /* content newer than its version */
+	bool in_dram, on_nvme, on_remote; /* copies there now */
+	uint64_t seq;
+	uint64_t size;
+};
+MUST_CHECK int engine_file_state(struct engine *e, uint64_t ino,
+				 struct file_state *out);
+
+struct tree_state {
+	uint64_t n_files, n_dirs, bytes;
+	uint64_t n_at[3],
+		bytes_at[3]; /* by level reached; a file counts once */
+	uint64_t n_writing;
+	uint64_t seq; /* largest number in it */
+};
+MUST_CHECK int engine_tree_state(struct engine *e, uint64_t ino,
+				 struct tree_state *out);
+
+/* Drops DRAM copies (level nvme) and NVMe copies too (level remote) of what
+ * has safely reached that level, of ino or all below. Open files stay. */
+MUST_CHECK int engine_evict(struct engine *e, uint64_t ino, enum level level,
+			    uint64_t *bytes, uint64_t *n_files);
+
+MUST_CHECK int engine_statfs(struct engine *e, struct statvfs *out);
+
+#endif

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Leases: room on both tiers, set aside ahead of a writer (DESIGN.md 4.3).
+ * A passthrough write never comes to the daemon, so one thread looks at the
+ * sizes of files being written, every millisecond while one grows, and keeps
+ * a lease of what it has plus as much again ahead of it. The charge of the
+ * backing file is what it holds or is promised; the NVMe file that the flush
+ * will fill is preallocated with it. At the final seal both are cut to the
+ * content.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+
+#include "engine/core.h"
+#include "metadata/log_message.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define LOOK_NS INT64_C(1000000)
+#define LOOK_IDLE_NS INT64_C(20000000)
+#define AHEAD_MIN (32 * MIB)
+#define AHEAD_MAX (2048 * MIB)
+#define N_LOOKED 256
+
+static uint64_t round_up(uint64_t v, uint64_t to)
+{
+	return (v + to - 1) / to * to;
+}
+
+/* Charges and allocates DRAM up to `upto` bytes of the file. */
+static int extend_dram(struct engine *e, struct inode *in, uint64_t upto)
+	MUST_HOLD(in->lock);
+static int extend_dram(struct engine *e, struct inode *in, uint64_t upto)
+{
+	struct backing *b = in->backing;
+	uint64_t had = b->charged;
+	uint64_t from = had < MIB ? 0 : had; /* the first charge has no pages */
+	int fd, r;
+
+	if (upto <= had)
+		return 0;
+	r = dram_take(e, upto - had);
+	if (r < 0)
+		return r;
+	backing_set_charge(e, b, upto);
+	r = e->dram->ops->open(e->dram, b->id, O_RDWR, &fd);
+	if (r < 0)
+		return r;
+	r = e->dram->ops->preallocate(e->dram, fd, from, upto - from);
+	close(fd);
+	return r;
+}
+
+/* Sets aside the NVMe file that the flush will fill. */
+static int extend_nvme(struct engine *e, struct inode *in, uint64_t upto)
+	MUST_HOLD(in->lock);
+static int extend_nvme(struct engine *e, struct inode *in, uint64_t upto)
+{
+	struct tier *t = e->nvme;
+	bool spilled = in->backing->where == BACKING_NVME;
+	uint64_t id = spilled ? in->backing->id : in->next_version;
+	int fd, r;
+
+	if (upto <= in->nvme_room || upto <= META_SMALL_MAX)
+		return 0;
+	/* Asked first: a fallocate that fails has filled the disk by then. */
+	r = nvme_has_room(e, upto - in->nvme_room);
+	if (r < 0)
+		return r;
+	r = t->ops->open(t, id, O_RDWR, &fd);
+	if (r == -ENOENT)
+		r = t->ops->create(t, id, &fd);
+	if (r < 0)
+		return r;
+	r = t->ops->preallocate(t, fd, in->nvme_room, upto - in->nvme_room);
+	close(fd);
+	if (r == 0)
+		in->nvme_room = upto;
+	return r;
+}
+
+int lease_exact_locked(struct engine *e, struct inode *in, uint64_t size)
+{
+	uint64_t upto = round_up(size, 4096);
+	int r;
+
+	if (!in->backing)
+		return 0;
+	r = extend_nvme(e, in, upto);
+	if (r == 0 && in->backing->where == BACKING_DRAM)
+		r = extend_dram(e, in, upto);
+	return r;
+}
+
+/* Holes of the content hold no lease. */
+static void punch_holes(int fd, uint64_t size)
+{
+	off_t at = 0;
+
+	while ((uint64_t)at < size) {
+		off_t hole = lseek(fd, at, SEEK_HOLE), data;
+
+		if (hole < 0 || (uint64_t)hole >= size)
+			return;
+		data = lseek(fd, hole, SEEK_DATA);
+		if (data < 0)
+			data = (off_t)size;
+		if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+			      hole, data - hole))
+			return;
+		at = data;
+	}
+}
+
+static void cut_to_content(struct engine *e, struct inode *in,
+			   const struct stat *st) MUST_HOLD(in->lock);
+static void cut_to_content(struct engine *e, struct inode *in,
+			   const struct stat *st)
+{
+	struct timespec times[2] = { { .tv_nsec = UTIME_OMIT }, st->st_mtim };
+	int fd;
+
+	if (e->dram->ops->open(e->dram, in->backing->id, O_RDWR, &fd))
+		return;
+	(void)!e->dram->ops->trim(e->dram, fd, (uint64_t)st->st_size);
+	if (round_up((uint64_t)st->st_size, 4096) !=
+	    (uint64_t)st->st_blocks * 512)
+		punch_holes(fd, (uint64_t)st->st_size);
+	futimens(fd, times);
+	close(fd);
+}
+
+void lease_trim_locked(struct engine *e, struct inode *in)
+{
+	struct backing *b = in->backing;
+	struct stat st;
+	uint64_t held;
+
+	if (!b || b->where != BACKING_DRAM || fstat(in->ro_fd, &st))
+		return;
+	held = (uint64_t)st.st_blocks * 512;
+	if (held > round_up((uint64_t)st.st_size, 4096)) {
+		cut_to_content(e, in, &st);
+		if (fstat(in->ro_fd, &st))
+			return;
+		held = (uint64_t)st.st_blocks * 512;
+	}
+	if (held > b->charged)
+		reserve_charge(e->reserve, held - b->charged);
+	else
+		reserve_give(e->reserve, b->charged - held);
+	backing_set_charge(e, b, held);
+}
+
+/* One look at one writer; true if it is growing. */
+static bool look_locked(struct engine *e, struct inode *in) MUST_HOLD(in->lock);
+static bool look_locked(struct engine *e, struct inode *in)
+{
+	struct stat st;
+	uint64_t size, ahead, want, room;
+	int r;
+
+	if (!in->written || !in->backing || fstat(in->ro_fd, &st))
+		return false;
+	size = (uint64_t)st.st_size;
+	if (size == in->lease_size || size < MIB / 2) {
+		bool grew = size > in->lease_size;
+
+		in->lease_size = size;
+		return grew;
+	}
+	ahead = size < AHEAD_MIN ? AHEAD_MIN : size;
+	if (ahead > AHEAD_MAX)
+		ahead = AHEAD_MAX;
+	if (ahead > e->config.dram / 8)
+		ahead = e->config.dram / 8;
+	in->lease_size = size;
+	room = in->backing->where == BACKING_DRAM ? in->backing->charged
+						  : in->nvme_room;
+	if (size + ahead / 2 <= room)
+		return true;
+	want = round_up(size + ahead, 2 * MIB);
+	r = lease_exact_locked(e, in, want);
+	if (r < 0)
+		(void)!lease_exact_locked(e, in, size);
+	return true;
+}
+
+static unsigned gather(struct engine *e, struct inode **batch)
+{
+	struct inode *in;
+	unsigned n = 0;
+
+	mutex_lock(&e->watch.lock);
+	TAILQ_FOREACH(in, &e->watch.list, watched)
+	{
+		if (n == N_LOOKED)
+			break;
+		batch[n++] = in;
+	}
+	mutex_lock(&e->inodes.lock);
+	for (unsigned i = 0; i < n; i++)
+		batch[i]->refs++;
+	mutex_unlock(&e->inodes.lock);
+	mutex_unlock(&e->watch.lock);
+	return n;
+}
+
+static bool look_at_all(struct engine *e)
+{
+	struct inode *batch[N_LOOKED];
+	unsigned n = gather(e, batch);
+	bool growing = false;
+
+	for (unsigned i = 0; i < n; i++) {
+		mutex_lock(&batch[i]->lock);
+		growing |= look_locked(e, batch[i]);
+		mutex_unlock(&batch[i]->lock);
+		inode_put(e, batch[i]);
+	}
+	return growing;
+}
+
+void *leaser_main(void *arg)
+{
+	struct engine *e = arg;
+	int64_t busy_until = 0;
+	bool stop = false;
+
+	while (!stop) {
+		int64_t now = now_mono_ns();
+
+		if (look_at_all(e))
+			busy_until = now + 2 * LOOK_IDLE_NS;
+		mutex_lock(&e->watch.lock);
+		if (TAILQ_EMPTY(&e->watch.list) && !e->watch.stop) {
+			pthread_cond_wait(&e->watch.added, &e->watch.lock.m);
+			busy_until = now_mono_ns() + LOOK_IDLE_NS;
+		}
+		if (!e->watch.stop) {
+			/* A signal means one more writer: look at it in a
+			 * millisecond, not before it wrote anything. */
+			mutex_unlock(&e->watch.lock);
+			struct timespec ts = { .tv_nsec =
+						       now < busy_until
+							       ? LOOK_NS
+							       : LOOK_IDLE_NS };
+			nanosleep(&ts, NULL);
+			mutex_lock(&e->watch.lock);
+		}
+		stop = e->watch.stop;
+		mutex_unlock(&e->watch.lock);
+	}
+	return NULL;
+}

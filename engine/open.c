@@ -1,0 +1,784 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Opening files: from which tier a sealed version is read, and how an inode
+ * becomes writable without touching its sealed content (DESIGN.md 4.3, 4.5).
+ *
+ * A sealed version that is opened for writing gets
+ *   - a fresh backing file, if nobody holds the inode and its content is not
+ *     wanted (O_TRUNC), short, or on NVMe;
+ *   - else its own backing file in place, after the sealed content has a copy
+ *     of its own elsewhere. For that its flush may have to be waited for;
+ *     no lock is held meanwhile, only opens of that inode wait.
+ * Before the OPEN is answered, the accepted database says that the inode is
+ * unsealed.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/checksum.h"
+#include "engine/core.h"
+#include "engine/version.h"
+#include "metadata/log_message.h"
+
+#define CHARGE_FIRST (UINT64_C(64) << 10) /* of a file of unknown size */
+#define NVME_MARGIN (UINT64_C(16) << 20)
+#define ROOM_FRESH_NS INT64_C(20000000)
+
+/* ---- room ------------------------------------------------------------- */
+
+int nvme_has_room(struct engine *e, uint64_t want)
+{
+	int64_t now = now_mono_ns();
+	struct tier_room room;
+	uint64_t margin;
+
+	if (now - e->room_checked_ns > ROOM_FRESH_NS) {
+		int r = e->nvme->ops->room(e->nvme, &room);
+
+		if (r < 0)
+			return r;
+		margin = room.total / 16;
+		if (margin > NVME_MARGIN)
+			margin = NVME_MARGIN;
+		e->nvme_avail = room.avail > margin ? room.avail - margin : 0;
+		e->room_checked_ns = now;
+	}
+	return e->nvme_avail > want ? 0 : -ENOSPC;
+}
+
+/* Is DRAM amply free for a file of which only `want` bytes are known? */
+static bool dram_is_ample(struct engine *e, uint64_t want)
+{
+	struct reserve_state rs;
+	uint64_t ample = e->config.dram / 8, free_len;
+
+	if (want > ample)
+		ample = want;
+	reserve_state(e->reserve, &rs);
+	free_len = rs.limit > rs.charged ? rs.limit - rs.charged : 0;
+	if (free_len >= ample)
+		return true;
+	return dram_evict(e, ample - free_len) == 0;
+}
+
+int choose_backing(struct engine *e, uint64_t want, struct backing **out,
+		   int *fd)
+{
+	uint64_t charge = want > CHARGE_FIRST ? want : CHARGE_FIRST;
+	int r;
+
+	if (dram_is_ample(e, want) && dram_take(e, charge) == 0) {
+		r = backing_create(e, BACKING_DRAM, charge, out, fd);
+		if (r == 0)
+			return 0;
+		reserve_give(e->reserve, charge);
+		if (r != -ENOSPC)
+			return r;
+	}
+	e->n_spilled++;
+	return backing_create(e, BACKING_NVME, 0, out, fd);
+}
+
+/* ---- finding the bytes of a sealed version ---------------------------- */
+
+static int write_whole(int fd, const void *buf, size_t len)
+{
+	for (size_t at = 0; at < len;) {
+		ssize_t n =
+			pwrite(fd, (const char *)buf + at, len - at, (off_t)at);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		at += (size_t)n;
+	}
+	return 0;
+}
+
+static int promote_small(struct engine *e, struct inode *in, uint64_t version,
+			 const void *data, size_t len, bool recorded)
+	MUST_HOLD(in->lock);
+static int promote_small(struct engine *e, struct inode *in, uint64_t version,
+			 const void *data, size_t len, bool recorded)
+{
+	CLEANUP(close_p) int fd = -1;
+	struct backing *b;
+	int r;
+
+	r = choose_backing(e, len, &b, &fd);
+	if (r < 0)
+		return r;
+	r = write_whole(fd, data, len);
+	if (r < 0) {
+		backing_put(e, b);
+		return r;
+	}
+	if (recorded && b->where == BACKING_DRAM) {
+		backing_set_version(e, b, version);
+		backing_recorded(e, version, 0);
+	}
+	return inode_use_backing_locked(e, in, b);
+}
+
+static int promote_recorded_small(struct engine *e, struct inode *in,
+				  const struct copy_rec *c) MUST_HOLD(in->lock);
+static int promote_recorded_small(struct engine *e, struct inode *in,
+				  const struct copy_rec *c)
+{
+	CLEANUP(free_p) void *data = NULL;
+	size_t len;
+	int r;
+
+	r = meta_small(e->meta, c->version, &data, &len);
+	if (r < 0)
+		return r;
+	if (len != c->size)
+		return -EUCLEAN;
+	if (c->n_chunks && crc32c(0, data, len) != c->crcs[0])
+		return -EBADMSG;
+	return promote_small(e, in, c->version, data, len, true);
+}
+
+static int use_nvme_copy(struct engine *e, struct inode *in,
+			 const struct copy_rec *c) MUST_HOLD(in->lock);
+static int use_nvme_copy(struct engine *e, struct inode *in,
+			 const struct copy_rec *c)
+{
+	struct backing *b;
+
+	if (c->kind == COPY_SMALL)
+		return promote_recorded_small(e, in, c);
+	b = backing_adopt(e, c->file, BACKING_NVME, c->version, 0);
+	if (!b)
+		return -ENOMEM;
+	backing_recorded(e, c->version, c->file);
+	return inode_use_backing_locked(e, in, b);
+}
+
+/* ---- remote-only ------------------------------------------------------ */
+
+struct fetched {
+	struct engine *e;
+	uint64_t file;
+	struct copy_rec copy;
+};
+
+/* All of a version has arrived: it has an NVMe copy from now on. */
+static void fetch_done(void *arg, int err, const uint32_t *crcs)
+{
+	struct fetched *f = arg;
+	struct engine *e = f->e;
+	struct copy_rec c = f->copy;
+	struct version_rec rec;
+
+	if (!err && !view_version(meta_accepted(e->meta), c.version, &rec)) {
+		c.tier = COPY_NVME;
+		c.kind = COPY_FILE;
+		c.file = f->file;
+		c.chunk_len = CHUNK_LEN;
+		c.n_chunks = (uint32_t)N_CHUNKS(c.size);
+		c.crcs = (uint32_t *)crcs; /* borrowed for the call */
+		c.verified = true;
+		err = e->nvme->ops->sync_names(e->nvme);
+		if (!err)
+			err = meta_put_copy(e->meta, &c, true);
+		e->n_fetched++;
+	} else if (!err) {
+		(void)!e->nvme->ops->remove(e->nvme, f->file);
+	}
+	if (err)
+		message_error("cannot fetch version %016lx: %s",
+			      (unsigned long)c.version, strerror(-err));
+	free(f);
+}
+
+static int start_fetch(struct engine *e, struct inode *in,
+		       const struct copy_rec *c) MUST_HOLD(in->lock);
+static int start_fetch(struct engine *e, struct inode *in,
+		       const struct copy_rec *c)
+{
+	char path[META_PATH_MAX];
+	struct fetched *f;
+	struct fetch_config config = {
+		.path = path, .copy = *c, .dst = e->nvme, .done = fetch_done
+	};
+	int r;
+
+	if (!e->fetcher)
+		return -EIO;
+	r = view_path(meta_accepted(e->meta), in->ino, path);
+	if (r < 0)
+		path[0] = 0;
+	f = calloc(1, sizeof(*f));
+	if (!f)
+		return -ENOMEM;
+	config.dst_id = meta_new_version(e->meta);
+	config.arg = f;
+	*f = (struct fetched){ .e = e, .file = config.dst_id, .copy = *c };
+	f->copy.crcs = NULL;
+	r = fetch_start(e->fetcher, &config, &in->fetch);
+	if (r < 0 || fetch_dst_id(in->fetch) != config.dst_id)
+		free(f);
+	return r;
+}
+
+/* The inode has no content at hand: find its sealed version's. */
+static int attach_locked(struct engine *e, struct inode *in,
+			 const struct inode_rec *rec) MUST_HOLD(in->lock);
+static int attach_locked(struct engine *e, struct inode *in,
+			 const struct inode_rec *rec)
+{
+	CLEANUP(copy_rec_fini) struct copy_rec copy = { 0 };
+	CLEANUP(free_p) void *small = NULL;
+	struct backing *b;
+	size_t len;
+	int r;
+
+	if (!rec->version)
+		return promote_small(e, in, 0, "", 0, false);
+	b = backing_of_version(e, rec->version);
+	if (b)
+		return inode_use_backing_locked(e, in, b);
+	if (!version_small(e, rec->version, &small, &len))
+		return promote_small(e, in, rec->version, small, len, false);
+	r = meta_copy(e->meta, rec->version, COPY_NVME, &copy);
+	if (!r)
+		return use_nvme_copy(e, in, &copy);
+	if (r != -ENOENT)
+		return r;
+	r = meta_copy(e->meta, rec->version, COPY_REMOTE, &copy);
+	if (!r)
+		return start_fetch(e, in, &copy);
+	return r == -ENOENT ? -EIO : r;
+}
+
+/* A fetched file that is to be written: all of it, then as an NVMe copy. */
+static int finish_fetch_locked(struct engine *e, struct inode *in,
+			       const struct inode_rec *rec) MUST_HOLD(in->lock);
+static int finish_fetch_locked(struct engine *e, struct inode *in,
+			       const struct inode_rec *rec)
+{
+	CLEANUP(copy_rec_fini) struct copy_rec copy = { 0 };
+	struct backing *b;
+	int r;
+
+	r = fetch_wait(in->fetch, 0, rec->size);
+	if (r < 0)
+		return r;
+	r = meta_copy(e->meta, rec->version, COPY_NVME, &copy);
+	if (r < 0)
+		return r == -ENOENT ? -EAGAIN : r; /* done() comes soon */
+	b = backing_adopt(e, copy.file, BACKING_NVME, copy.version, 0);
+	if (!b)
+		return -ENOMEM;
+	backing_recorded(e, copy.version, copy.file);
+	if (in->n_handles == 0)
+		return inode_use_backing_locked(e, in, b);
+	in->backing = b;
+	return e->nvme->ops->open(e->nvme, b->id, O_RDONLY, &in->ro_fd);
+}
+
+/* ---- becoming writable ------------------------------------------------ */
+
+int inode_log_unsealed_locked(struct engine *e, struct inode *in, uint64_t base)
+{
+	struct unsealed_rec u = { .ino = in->ino,
+				  .backing = in->backing->id,
+				  .where = in->backing->where,
+				  .base = base };
+	struct txn *t = txn_begin(e->meta);
+	uint64_t seq;
+
+	txn_put_unsealed(t, &u);
+	return txn_commit(t, &seq);
+}
+
+void inode_begin_write_locked(struct engine *e, struct inode *in)
+{
+	in->next_version = meta_new_version(e->meta);
+	in->nvme_room = 0;
+	in->lease_size = 0;
+	in->written = true;
+	in->sealed.valid = false;
+	in->mark.valid = false;
+	in->snapshot_ns = now_mono_ns();
+	watch_add(e, in);
+}
+
+/* A fresh backing file, with the content of the old one up to copy_len. */
+static int fresh_backing(struct engine *e, struct inode *in, uint64_t copy_len)
+	MUST_HOLD(in->lock);
+static int fresh_backing(struct engine *e, struct inode *in, uint64_t copy_len)
+{
+	CLEANUP(close_p) int fd = -1;
+	struct backing *b;
+	int r;
+
+	r = choose_backing(e, copy_len, &b, &fd);
+	if (r < 0)
+		return r;
+	if (copy_len)
+		r = copy_content(in->ro_fd, fd, copy_len, NULL);
+	if (r < 0) {
+		backing_put(e, b);
+		return r;
+	}
+	return inode_use_backing_locked(e, in, b);
+}
+
+static void set_backing_times(struct engine *e, struct inode *in,
+			      const struct timespec ts[2]) MUST_HOLD(in->lock);
+static void set_backing_times(struct engine *e, struct inode *in,
+			      const struct timespec ts[2])
+{
+	/* Times can be set through a read-only descriptor. */
+	if (in->ro_fd >= 0 && futimens(in->ro_fd, ts))
+		message_warning("cannot set times of a backing file: %m");
+	(void)e;
+}
+
+static int move_to_writable(struct engine *e, struct inode *in,
+			    const struct inode_rec *rec, bool trunc)
+	MUST_HOLD(in->lock);
+static int move_to_writable(struct engine *e, struct inode *in,
+			    const struct inode_rec *rec, bool trunc)
+{
+	bool held = in->n_handles > 0;
+	bool nvme;
+	int r;
+
+	if (!held && (trunc || rec->size == 0))
+		return fresh_backing(e, in, 0);
+	if (in->fetch) {
+		r = finish_fetch_locked(e, in, rec);
+		if (r < 0)
+			return r;
+	}
+	nvme = in->backing->where == BACKING_NVME;
+	if (!held && (nvme || rec->size < COPY_BELOW))
+		return fresh_backing(e, in, rec->size);
+	r = version_preserve(e, rec->version, in->backing);
+	if (r < 0)
+		return r;
+	backing_set_version(e, in->backing, 0);
+	return 0;
+}
+
+static int prepare_write_locked(struct engine *e, struct inode *in,
+				const struct inode_rec *rec, bool trunc)
+	MUST_HOLD(in->lock);
+static int prepare_write_locked(struct engine *e, struct inode *in,
+				const struct inode_rec *rec, bool trunc)
+{
+	struct timespec ts[2];
+	int r;
+
+	if (in->written) {
+		/* A snapshot of it may not be flushed yet. */
+		return trunc && in->backing->version == rec->version
+			       ? version_preserve(e, rec->version, in->backing)
+			       : 0;
+	}
+	r = nvme_has_room(e, 0);
+	if (r < 0)
+		return r;
+	r = move_to_writable(e, in, rec, trunc);
+	if (r < 0)
+		return r;
+	inode_begin_write_locked(e, in);
+	r = inode_log_unsealed_locked(e, in, rec->version);
+	if (r < 0 || trunc)
+		return r;
+	ts[0] = (struct timespec){ rec->atime_ns / 1000000000,
+				   rec->atime_ns % 1000000000 };
+	ts[1] = (struct timespec){ rec->mtime_ns / 1000000000,
+				   rec->mtime_ns % 1000000000 };
+	set_backing_times(e, in, ts);
+	return look_at(in, &in->sealed);
+}
+
+/* A writable descriptor for a moment (served: the one that stays). */
+static int writable_fd_locked(struct engine *e, struct inode *in, int *fd)
+	MUST_HOLD(in->lock);
+static int writable_fd_locked(struct engine *e, struct inode *in, int *fd)
+{
+	struct tier *t = backing_tier(e, in->backing->where);
+	int r;
+
+	if (in->rw_fd >= 0) {
+		*fd = in->rw_fd;
+		return 0;
+	}
+	r = t->ops->open(t, in->backing->id, O_RDWR, fd);
+	if (r == 0 && in->served)
+		in->rw_fd = *fd;
+	return r;
+}
+
+static void writable_fd_done_locked(struct inode *in, int fd)
+	MUST_HOLD(in->lock);
+static void writable_fd_done_locked(struct inode *in, int fd)
+{
+	if (fd != in->rw_fd)
+		close(fd);
+}
+
+static int truncate_locked(struct engine *e, struct inode *in, uint64_t size)
+	MUST_HOLD(in->lock);
+static int truncate_locked(struct engine *e, struct inode *in, uint64_t size)
+{
+	int fd, r;
+
+	r = writable_fd_locked(e, in, &fd);
+	if (r < 0)
+		return r;
+	r = ftruncate(fd, (off_t)size) ? -errno : 0;
+	writable_fd_done_locked(in, fd);
+	if (r == 0) {
+		/* It freed the lease behind the new size, too. */
+		in->lease_size = size;
+		(void)!lease_exact_locked(e, in, size);
+	}
+	return r;
+}
+
+static int open_locked(struct engine *e, struct inode *in, int flags,
+		       struct open_reply *out, uint64_t *wait_for)
+	MUST_HOLD(in->lock);
+static int open_locked(struct engine *e, struct inode *in, int flags,
+		       struct open_reply *out, uint64_t *wait_for)
+{
+	bool writable = (flags & O_ACCMODE) != O_RDONLY;
+	bool trunc = flags & O_TRUNC;
+	struct inode_rec rec;
+	int r;
+
+	r = view_inode(meta_accepted(e->meta), in->ino, &rec);
+	if (r < 0)
+		return r == -ENOENT ? -ESTALE : r;
+	*wait_for = rec.version;
+	if (!in->backing && !in->fetch) {
+		r = attach_locked(e, in, &rec);
+		if (r < 0)
+			return r;
+	}
+	if (writable || trunc) {
+		bool fresh = !in->written && in->n_handles == 0;
+
+		r = prepare_write_locked(e, in, &rec, trunc);
+		if (r == 0 && trunc && !fresh)
+			r = truncate_locked(e, in, 0);
+		if (r < 0)
+			return r;
+		in->rdwr |= (flags & O_ACCMODE) == O_RDWR;
+	}
+	r = handle_add_locked(e, in, flags, &out->fh);
+	if (r < 0)
+		return r;
+	out->backing_id = in->served ? 0 : in->backing_id;
+	out->direct_io = in->served || file_is_sync(out->fh);
+	return 0;
+}
+
+/* Whoever drops the last name of ino either sees our entry, or has committed
+ * by the time we have been through the door. */
+static void pass_the_door(struct engine *e)
+{
+	txn_abort(txn_begin(e->meta));
+}
+
+int file_open(struct engine *e, uint64_t ino, int flags, struct open_reply *out)
+{
+	struct inode *in;
+	uint64_t wait_for = 0;
+	bool fresh;
+	int r;
+
+	r = inode_get(e, ino, &fresh, &in);
+	if (r < 0)
+		return r;
+	if (fresh)
+		pass_the_door(e);
+	for (;;) {
+		mutex_lock(&in->lock);
+		r = open_locked(e, in, flags, out, &wait_for);
+		mutex_unlock(&in->lock);
+		if (r != -EAGAIN)
+			break;
+		r = version_wait_flushed(e, wait_for);
+		if (r < 0)
+			break;
+	}
+	inode_put(e, in);
+	return r;
+}
+
+/* ---- new files -------------------------------------------------------- */
+
+static int create_locked(struct engine *e, struct inode *in, int flags,
+			 struct open_reply *out) MUST_HOLD(in->lock);
+static int create_locked(struct engine *e, struct inode *in, int flags,
+			 struct open_reply *out)
+{
+	CLEANUP(close_p) int fd = -1;
+	struct backing *b;
+	int r;
+
+	r = choose_backing(e, 0, &b, &fd);
+	if (r < 0)
+		return r;
+	r = inode_use_backing_locked(e, in, b);
+	if (r < 0)
+		return r;
+	/* A new file needs its first seal, however it was opened. */
+	inode_begin_write_locked(e, in);
+	in->rdwr = (flags & O_ACCMODE) == O_RDWR;
+	r = handle_add_locked(e, in, flags, &out->fh);
+	if (r < 0)
+		return r;
+	out->backing_id = in->served ? 0 : in->backing_id;
+	out->direct_io = in->served || file_is_sync(out->fh);
+	return 0;
+}
+
+static void cancel_write(struct engine *e, struct inode *in)
+{
+	mutex_lock(&in->lock);
+	in->written = false;
+	watch_remove(e, in);
+	mutex_unlock(&in->lock);
+}
+
+int file_create(struct engine *e, uint64_t ino, int flags,
+		struct open_reply *out)
+{
+	struct inode *in;
+	bool fresh;
+	int r;
+
+	r = nvme_has_room(e, 0);
+	if (r < 0)
+		return r;
+	r = inode_get(e, ino, &fresh, &in);
+	if (r < 0)
+		return r;
+	mutex_lock(&in->lock);
+	r = create_locked(e, in, flags, out);
+	mutex_unlock(&in->lock);
+	if (r < 0)
+		cancel_write(e, in);
+	inode_put(e, in);
+	return r;
+}
+
+void file_log_create(struct engine *e, struct txn *t, uint64_t ino)
+{
+	struct inode *in = inode_find(e, ino);
+	struct unsealed_rec u = { .ino = ino };
+
+	if (!in)
+		return;
+	/* Set by file_create() in this thread, and nobody else knows ino. */
+	u.backing = in->backing->id;
+	u.where = in->backing->where;
+	txn_put_unsealed(t, &u);
+	mutex_lock(&e->inodes.lock);
+	in->refs--; /* the handle has one */
+	mutex_unlock(&e->inodes.lock);
+}
+
+void file_cancel(struct engine *e, uint64_t ino, uint64_t fh)
+{
+	struct inode *in = inode_find(e, ino);
+
+	if (!in)
+		return;
+	cancel_write(e, in);
+	file_release(e, ino, fh);
+	inode_put(e, in);
+}
+
+/* ---- I/O by the daemon ------------------------------------------------ */
+
+int file_borrow_fd(struct engine *e, uint64_t ino, uint64_t fh, bool write,
+		   uint64_t off, uint64_t len, int *fd)
+{
+	struct inode *in = inode_find(e, ino);
+	struct fetch *fetch = NULL;
+	int r = 0;
+
+	(void)fh;
+	if (!in)
+		return -EBADF;
+	mutex_lock(&in->lock);
+	if (write) {
+		r = writable_fd_locked(e, in, fd);
+		if (r == 0 && *fd != in->rw_fd)
+			in->n_borrowed++;
+	} else if (in->ro_fd >= 0) {
+		*fd = in->ro_fd;
+	} else if (in->fetch) {
+		fetch = in->fetch; /* stays as long as the handle */
+		*fd = fetch_fd(fetch);
+	} else {
+		r = -EBADF;
+	}
+	mutex_unlock(&in->lock);
+	if (fetch)
+		r = fetch_wait(fetch, off, len);
+	inode_put(e, in);
+	return r;
+}
+
+void file_return_fd(struct engine *e, uint64_t ino, bool write, int fd)
+{
+	struct inode *in;
+
+	if (!write)
+		return;
+	in = inode_find(e, ino);
+	if (!in)
+		return;
+	mutex_lock(&in->lock);
+	if (fd != in->rw_fd) {
+		in->n_borrowed--;
+		close(fd);
+	}
+	mutex_unlock(&in->lock);
+	inode_put(e, in);
+}
+
+/* tmpfs has no ZERO_RANGE: a hole, then room for it. */
+static int zero_range(int fd, int mode, off_t off, off_t len)
+{
+	struct stat st;
+
+	if (!fallocate(fd, mode, off, len))
+		return 0;
+	if (errno != EOPNOTSUPP || fstat(fd, &st))
+		return -errno;
+	if (off < st.st_size &&
+	    fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off, len))
+		return -errno;
+	if (fallocate(fd, mode & FALLOC_FL_KEEP_SIZE, off, len))
+		return -errno;
+	return 0;
+}
+
+static int fallocate_fd(int fd, int mode, uint64_t off, uint64_t len)
+{
+	if (mode & FALLOC_FL_ZERO_RANGE)
+		return zero_range(fd, mode, (off_t)off, (off_t)len);
+	return fallocate(fd, mode, (off_t)off, (off_t)len) ? -errno : 0;
+}
+
+int file_fallocate(struct engine *e, uint64_t ino, uint64_t fh, int mode,
+		   uint64_t off, uint64_t len)
+{
+	struct inode *in = inode_find(e, ino);
+	int fd, r = 0;
+
+	(void)fh;
+	if (!in)
+		return -EBADF;
+	mutex_lock(&in->lock);
+	if (!(mode & FALLOC_FL_PUNCH_HOLE))
+		r = lease_exact_locked(e, in, off + len);
+	if (r == 0)
+		r = writable_fd_locked(e, in, &fd);
+	if (r == 0) {
+		r = fallocate_fd(fd, mode, off, len);
+		writable_fd_done_locked(in, fd);
+	}
+	mutex_unlock(&in->lock);
+	inode_put(e, in);
+	return r;
+}
+
+static int truncate_open(struct engine *e, uint64_t ino, uint64_t size)
+{
+	struct inode *in = inode_find(e, ino);
+	int r;
+
+	if (!in)
+		return -EBADF;
+	mutex_lock(&in->lock);
+	r = truncate_locked(e, in, size);
+	mutex_unlock(&in->lock);
+	inode_put(e, in);
+	return r;
+}
+
+int file_truncate(struct engine *e, uint64_t ino, uint64_t fh, uint64_t size)
+{
+	struct open_reply open;
+	int flags = O_WRONLY | (size == 0 ? O_TRUNC : 0);
+	int r, closed;
+
+	if (fh)
+		return truncate_open(e, ino, size);
+	r = file_open(e, ino, flags, &open);
+	if (r < 0)
+		return r;
+	r = truncate_open(e, ino, size);
+	closed = file_flush(e, ino, open.fh);
+	file_release(e, ino, open.fh);
+	return r ? r : closed;
+}
+
+void file_set_times(struct engine *e, uint64_t ino, const struct timespec ts[2])
+{
+	struct inode *in = inode_find(e, ino);
+
+	if (!in)
+		return;
+	mutex_lock(&in->lock);
+	if (in->written) {
+		set_backing_times(e, in, ts);
+		/* Not a change of content, of what was sealed or marked. */
+		if (in->mark.valid && look_at(in, &in->mark))
+			in->mark.valid = false;
+	}
+	mutex_unlock(&in->lock);
+	inode_put(e, in);
+}
+
+int engine_stat(struct engine *e, uint64_t ino, struct inode_rec *out)
+{
+	struct inode *in;
+	struct stat st;
+	bool written;
+	int r;
+
+	r = view_inode(meta_accepted(e->meta), ino, out);
+	if (r < 0 || !S_ISREG(out->mode))
+		return r;
+	in = inode_find(e, ino);
+	if (!in)
+		return 0;
+	mutex_lock(&in->lock);
+	written = in->written && in->ro_fd >= 0 && !fstat(in->ro_fd, &st);
+	mutex_unlock(&in->lock);
+	if (written) {
+		int64_t c = (int64_t)st.st_ctim.tv_sec * 1000000000 +
+			    st.st_ctim.tv_nsec;
+		uint64_t most = ((uint64_t)st.st_size + 4095) / 4096 * 8;
+
+		out->size = (uint64_t)st.st_size;
+		out->blocks = (uint64_t)st.st_blocks < most
+				      ? (uint64_t)st.st_blocks
+				      : most;
+		out->mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 +
+				st.st_mtim.tv_nsec;
+		if (c > out->ctime_ns)
+			out->ctime_ns = c;
+	} else {
+		/* It may have been sealed between the two looks. */
+		r = view_inode(meta_accepted(e->meta), ino, out);
+	}
+	inode_put(e, in);
+	return r;
+}

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The parts of the publisher (publish*.c).
+ *
+ *   publish.c            the threads, standing still and going on, status
+ *   publish_stage.c      moving bytes ahead of the names, in parallel
+ *   publish_replay.c     event by event
+ *   publish_reconcile.c  in one step to a later number
+ *   publish_plan.c       what that step must do, and in which order
+ *
+ * One publisher thread, N_STAGERS threads that stage. Any call on the remote
+ * may hang for ever, so it stands between remote_enter() and remote_leave();
+ * a thread that is there when publish_stop() loses patience is left to itself
+ * and must not touch engine and meta afterwards: remote_leave() tells it.
+ * Whoever is not there finishes what he does before publish_stop() returns.
+ *
+ * Lock: publisher.lock, a leaf; never held over I/O.
+ */
+#ifndef CKPT_ENGINE_PUBLISH_PARTS_H
+#define CKPT_ENGINE_PUBLISH_PARTS_H
+
+#include <stdbool.h>
+#include <sys/queue.h>
+
+#include "engine/publish.h"
+
+#define N_STAGERS 4
+
+/* Results of our own, beside -errno: they never leave the publisher. */
+enum {
+	PUB_GONE = 1,	   /* a version's bytes: step to a later number */
+	PUB_UNLIKE = 2,	   /* the remote does not look as it should: compare */
+	PUB_START_OVER = 3 /* from R; what was done since may not be kept */
+};
+
+/* ---- staging ---------------------------------------------------------- */
+
+enum stage_state { STAGE_QUEUED, STAGE_RUNNING, STAGE_DONE };
+
+/* One version to stage. Shared by the publisher and one stager. */
+struct stage_job {
+	TAILQ_ENTRY(stage_job) next;
+	enum stage_state state; /* guarded by lock */
+	unsigned refs;		/* guarded by lock */
+	uint64_t version;	/* immutable, like the rest below */
+	char *path;		/* for messages, and to look whether it is
+				   placed already; owned */
+	bool repeated;		/* perhaps done by the daemon that died */
+	char *from;		/* object on the remote that has the bytes, or
+				   NULL; owned */
+	/* The stager's until STAGE_DONE, then the publisher's. */
+	struct remote_attr attr;
+	bool placed; /* at path already */
+	int err;     /* 0, -errno, PUB_GONE */
+};
+
+TAILQ_HEAD(stage_queue, stage_job);
+
+/* ---- events ----------------------------------------------------------- */
+
+/* What repeating an event after a crash would meet decides which events may
+ * wait together for one synced R: see publish_replay.c. */
+enum event_class { CLASS_NONE, CLASS_ADD, CLASS_REMOVE, CLASS_REPLACE };
+
+struct pub_event {
+	STAILQ_ENTRY(pub_event) next;
+	struct event ev; /* all it points to is owned */
+	struct stage_job *job;
+};
+
+STAILQ_HEAD(pub_events, pub_event);
+
+/* ---- the publisher ---------------------------------------------------- */
+
+struct publisher {
+	struct engine *e; /* not after `abandoned` */
+	struct meta *m;	  /* not after `abandoned` */
+	struct remote *r; /* held */
+
+	struct mutex lock;
+	pthread_cond_t changed; /* jobs, n_threads, n_remote, stop */
+	pthread_cond_t kick;
+	bool stop, kicked, abandoned;	    /* guarded by lock */
+	unsigned n_threads, n_remote, refs; /* guarded by lock */
+	struct stage_queue queue;	    /* guarded by lock */
+	struct publish_status status;	    /* guarded by lock: all but
+					       bytes_done */
+	unsigned n_failing; /* guarded by lock: calls being retried */
+
+	_Atomic uint64_t bytes_done;
+	_Atomic uint64_t pin;
+
+	/* The publisher thread's own. */
+	struct pub_events window;
+	unsigned n_window;
+	uint64_t read_seq;  /* last event in the window, or R */
+	uint64_t done_seq;  /* all events up to here are on the remote */
+	unsigned n_pending; /* of them not covered by a synced R */
+	enum event_class pending;
+	uint64_t started_seq; /* D when this daemon began */
+	bool first;	      /* nothing was replayed yet by this daemon */
+	bool clean;	      /* nothing of ours is staged but what is needed */
+};
+
+/* publish.c ---- */
+
+/* -ECANCELED: stop. Else remote_leave() must follow. */
+MUST_CHECK int remote_enter(struct publisher *p);
+/* Returns err, or -ECANCELED if engine and meta must not be touched. */
+MUST_CHECK int remote_leave(struct publisher *p, int err);
+
+/* One call on the remote, tried again and again. */
+struct attempt {
+	const char *path; /* for the message */
+	unsigned n;	  /* failures so far */
+};
+/*
+ * After a try that returned *err: is another one due? If so it has waited
+ * and attached the remote anew. A stop makes *err -ECANCELED.
+ */
+MUST_CHECK bool attempt_again(struct publisher *p, struct attempt *a, int *err);
+bool is_retryable(int err);
+/* Begins to count as standing still, with a message; ends it. */
+void stands_still(struct publisher *p, struct attempt *a, int err,
+		  const char *what);
+void goes_on(struct publisher *p, struct attempt *a);
+/* Waits as long as the attempt deserves. -ECANCELED: stop. */
+MUST_CHECK int wait_backoff(struct publisher *p, const struct attempt *a);
+
+/* Runs `call` on the remote until it gives something that waiting will not
+ * change: 0, an -errno about what is there, or -ECANCELED. */
+#define ON_REMOTE(p, name, call)                                       \
+	({                                                             \
+		struct attempt attempt_ = { .path = (name) };          \
+		int err_;                                              \
+		do {                                                   \
+			err_ = remote_enter(p);                        \
+			if (!err_)                                     \
+				err_ = remote_leave((p), (call));      \
+		} while (attempt_again((p), &attempt_, &err_));        \
+		err_;                                                  \
+	})
+
+bool is_stopping(struct publisher *p);
+/* Everything done is kept by the remote; then R := done_seq, synced. */
+MUST_CHECK int checkpoint(struct publisher *p);
+/* The version's bytes are on the remote now. */
+MUST_CHECK int note_copy(struct publisher *p, uint64_t version,
+			 const struct remote_attr *attr);
+/* The identity that an object with this version has (or should have). */
+void expected_identity(struct publisher *p, uint64_t version,
+		       char out[64]);
+bool identity_is_ours(struct publisher *p, const char *identity);
+
+/* publish_stage.c ---- */
+
+void *stager_main(void *arg);
+/* attr: what the object shall carry, without checksums; taken over. */
+MUST_CHECK int job_new(uint64_t version, const char *path,
+		       struct remote_attr *attr, struct stage_job **out);
+void job_submit(struct publisher *p, struct stage_job *job);
+/* Until it is done: its err, or -ECANCELED. */
+MUST_CHECK int job_wait(struct publisher *p, struct stage_job *job);
+/* Gives the publisher's reference back; takes it off the queue. */
+void job_drop(struct publisher *p, struct stage_job *job);
+/* Mode, owner, mtime, size of rec; xattrs of its inode as v has them. */
+MUST_CHECK int attr_of(const struct view *v, const struct inode_rec *rec,
+		       struct remote_attr *out);
+
+/* publish_replay.c ---- */
+
+/* Up to where D is now. 0, PUB_*, -errno of the local state. */
+MUST_CHECK int replay(struct publisher *p);
+void window_clear(struct publisher *p);
+
+/* publish_reconcile.c ---- */
+
+/* whole: do not trust the events, compare everything. As replay(). */
+MUST_CHECK int reconcile(struct publisher *p, bool whole);
+/* Was one begun (or asked for) and not finished? */
+MUST_CHECK int reconcile_is_due(struct publisher *p, bool *due, bool *whole);
+
+/* publish_plan.c ---- */
+
+/* One path that the remote must be made right at. */
+struct step {
+	char *path;	      /* owned */
+	uint64_t first, last; /* numbers: name appeared, content changed */
+	bool named;	      /* an event says this very path went */
+	bool moved;	      /* its object was restaged for another path */
+	/* wanted: mode 0 is nothing */
+	struct inode_rec want;
+	uint64_t version_seq;
+	char identity[64]; /* of the wanted version */
+	/* found on the remote: mode 0 is nothing */
+	struct remote_attr has;
+	char *origin; /* path at R of what is at path at T, or NULL; owned */
+	struct stage_job *job;
+	bool same; /* content is right */
+	bool skip; /* cannot be done; said already */
+};
+
+struct plan {
+	struct step *steps; /* by path */
+	size_t n, cap;
+	struct rename {
+		char *from, *to;
+		bool exchange;
+		uint64_t seq;
+	} *renames; /* in order */
+	size_t n_renames, cap_renames;
+	uint64_t n_seals; /* events that sealed a version */
+};
+
+void plan_fini(struct plan *plan);
+/* Reads the events up to T (view's number) and both sides. */
+MUST_CHECK int plan_make(struct publisher *p, const struct view *v, bool whole,
+			 struct plan *out);
+struct step *plan_find(struct plan *plan, const char *path);
+/* Index arrays into steps, malloc'ed: new names in their order; changed. */
+MUST_CHECK int plan_order(const struct plan *plan, bool is_new, size_t **out,
+			  size_t *n);
+
+#endif

@@ -1,0 +1,595 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Seals: when a version's content is fixed (DESIGN.md section 4.5).
+ *
+ * close(2) waits for FLUSH and for nothing else. So FLUSH marks an inode, and
+ * before any event is logged the marks set before it are settled:
+ *
+ *   no writer left                → final seal
+ *   writer left, content changed  → the mark is dropped: still being written
+ *   writer left, nothing changed  → snapshot seal
+ *
+ * Invariants
+ *  1. A mark leaves the list only when its seal has its number: settle()
+ *     also waits for marks that another thread is settling.
+ *  2. Whoever seals holds the inode's lock, then the door: an event logged
+ *     later has a larger number.
+ *  3. A final seal says that nobody can write the file: the flusher may map
+ *     it. The probe is a lease on our own read-only descriptor, taken and
+ *     given back under the inode's lock, so that no open can stall on it
+ *     (an OPEN for writing of this inode waits for that lock).
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/checksum.h"
+#include "engine/core.h"
+#include "metadata/log_message.h"
+
+#define MS INT64_C(1000000)
+#define MAPPED_EVERY (2000 * MS)
+#define SETTLE_BY (100 * MS)
+#define TICK_NS (20 * MS) /* coarse ctime may hide a change this long */
+
+void mark_add(struct engine *e, struct inode *in)
+{
+	struct look now = { 0 };
+	bool added = false;
+
+	mutex_lock(&in->lock);
+	if (in->ro_fd < 0 || look_at(in, &now))
+		now.valid = false;
+	in->mark = now;
+	mutex_unlock(&in->lock);
+
+	mutex_lock(&e->inodes.lock);
+	in->refs++;
+	mutex_unlock(&e->inodes.lock);
+	mutex_lock(&e->marks.lock);
+	in->marked_ns = now_mono_ns();
+	if (!in->in_marks) {
+		TAILQ_INSERT_TAIL(&e->marks.list, in, marked);
+		in->in_marks = added = true;
+		e->marks.n++;
+		e->marks.pending++;
+		pthread_cond_signal(&e->marks.added);
+	}
+	mutex_unlock(&e->marks.lock);
+	if (!added)
+		inode_put(e, in);
+}
+
+int look_at(struct inode *in, struct look *out)
+{
+	struct stat st;
+
+	if (fstat(in->ro_fd, &st))
+		return -errno;
+	out->valid = true;
+	out->size = (uint64_t)st.st_size;
+	out->ctime = st.st_ctim;
+	return 0;
+}
+
+bool look_same(const struct look *a, const struct look *b)
+{
+	return a->valid && b->valid && a->size == b->size &&
+	       a->ctime.tv_sec == b->ctime.tv_sec &&
+	       a->ctime.tv_nsec == b->ctime.tv_nsec;
+}
+
+bool writer_left_locked(struct engine *e, struct inode *in)
+{
+	if (in->n_unflushed || in->n_borrowed)
+		return true;
+	if (in->served || !e->passthrough)
+		return in->n_writers > 0;
+	if (in->ro_fd < 0)
+		return false;
+	if (fcntl(in->ro_fd, F_SETLEASE, F_RDLCK) == 0) {
+		fcntl(in->ro_fd, F_SETLEASE, F_UNLCK);
+		return false;
+	}
+	/* A filesystem without leases leaves only the handles to ask. */
+	return errno == EAGAIN ? true : in->n_writers > 0;
+}
+
+/* ---- did the content change since the last seal? ---------------------- */
+
+static bool crcs_equal(int fd, uint64_t size, const uint32_t *crcs)
+{
+	return checksum_verify(fd, size, crcs, (uint32_t)N_CHUNKS(size),
+			       NULL) == 0;
+}
+
+/* Stores through a dirty mapping move neither size nor ctime. */
+static bool mapping_changed(struct engine *e, struct inode *in,
+			    const struct look *now)
+{
+	CLEANUP(free_p) uint32_t *crcs = NULL;
+	struct inode_rec rec;
+
+	if (view_inode(meta_accepted(e->meta), in->ino, &rec))
+		return true;
+	if (rec.size != now->size ||
+	    version_crcs(e, rec.version, rec.size, &crcs))
+		return true;
+	return !crcs_equal(in->ro_fd, rec.size, crcs);
+}
+
+static bool changed_since_seal(struct engine *e, struct inode *in,
+			       const struct look *now)
+{
+	if (!look_same(&in->sealed, now))
+		return true;
+	if (!e->mgtime && now_wall_ns() - (now->ctime.tv_sec * 1000 * MS +
+					   now->ctime.tv_nsec) <
+				  TICK_NS)
+		return true;
+	return in->rdwr && mapping_changed(e, in, now);
+}
+
+/* ---- logging a seal --------------------------------------------------- */
+
+struct path_list {
+	struct engine *e;
+	char **paths;
+	size_t n;
+};
+
+static int add_path(void *arg, uint64_t parent, const char *name)
+{
+	struct path_list *l = arg;
+	char buf[META_PATH_MAX];
+	char **grown;
+	int r;
+
+	r = view_child_path(meta_accepted(l->e->meta), parent, name, buf);
+	if (r < 0)
+		return r;
+	grown = realloc(l->paths, (l->n + 1) * sizeof(*grown));
+	if (!grown)
+		return -ENOMEM;
+	l->paths = grown;
+	l->paths[l->n] = strdup(buf);
+	if (!l->paths[l->n])
+		return -ENOMEM;
+	l->n++;
+	return 0;
+}
+
+static void path_list_fini(struct path_list *l)
+{
+	for (size_t i = 0; i < l->n; i++)
+		free(l->paths[i]);
+	free(l->paths);
+}
+
+static int add_seal_event(struct engine *e, struct txn *t,
+			  const struct inode_rec *rec)
+{
+	CLEANUP(path_list_fini) struct path_list l = { .e = e };
+	struct event ev = { .kind = EVENT_SEAL };
+	int r;
+
+	if (!meta_keeps_events(e->meta))
+		return 0;
+	r = view_names(meta_accepted(e->meta), rec->ino, add_path, &l);
+	if (r < 0)
+		return r;
+	ev.version = rec->version;
+	ev.rec = *rec;
+	ev.paths = (const char *const *)l.paths;
+	ev.n_paths = l.n;
+	txn_event(t, &ev);
+	return 0;
+}
+
+static int64_t ts_ns(const struct timespec *ts)
+{
+	return (int64_t)ts->tv_sec * 1000000000 + ts->tv_nsec;
+}
+
+static uint64_t blocks_of(const struct stat *st)
+{
+	uint64_t most = ((uint64_t)st->st_size + 4095) / 4096 * 8;
+
+	/* A lease behind the content is ours, not the user's. */
+	return (uint64_t)st->st_blocks < most ? (uint64_t)st->st_blocks : most;
+}
+
+static void rec_take_content(struct inode_rec *rec, const struct stat *st,
+			     uint64_t version)
+{
+	rec->size = (uint64_t)st->st_size;
+	rec->blocks = blocks_of(st);
+	rec->mtime_ns = ts_ns(&st->st_mtim);
+	if (ts_ns(&st->st_ctim) > rec->ctime_ns)
+		rec->ctime_ns = ts_ns(&st->st_ctim);
+	rec->version = version;
+}
+
+/* Puts the records of the seal into t; v is in the table afterwards. */
+static int fill_seal(struct engine *e, struct inode *in, struct txn *t,
+		     const struct stat *st, struct version *v)
+{
+	struct inode_rec rec;
+	struct version_rec vr;
+	int r;
+
+	r = view_inode(meta_accepted(e->meta), in->ino, &rec);
+	if (r < 0)
+		return r;
+	if (rec.version)
+		drop_version(e, t, rec.version);
+	rec_take_content(&rec, st, v->id);
+	txn_put_inode(t, &rec);
+	vr = (struct version_rec){
+		.id = v->id,
+		.ino = in->ino,
+		.size = v->size,
+		.blocks = rec.blocks,
+		.backing = in->backing->id,
+		.where = in->backing->where,
+		.flags = v->final ? 0 : VERSION_SNAPSHOT,
+	};
+	txn_put_version(t, &vr);
+	if (v->final)
+		txn_del_unsealed(t, in->ino);
+	r = add_seal_event(e, t, &rec);
+	if (r < 0)
+		return r;
+	v->seq = txn_seq(t);
+	version_insert(e, v);
+	return 0;
+}
+
+static int log_seal(struct engine *e, struct inode *in, const struct stat *st,
+		    struct version *v)
+{
+	struct txn *t = txn_begin(e->meta);
+	uint64_t id = v->id, seq;
+	int r;
+
+	r = fill_seal(e, in, t, st, v);
+	if (r < 0) {
+		engine_txn_abort(e, t);
+		backing_put(e, v->backing);
+		free(v->small);
+		free(v);
+		return r;
+	}
+	r = commit_and_drop(e, t, &seq);
+	if (r < 0)
+		version_discard(e, id);
+	return r;
+}
+
+/* A small snapshot is captured now: its file goes on changing. */
+static int capture_small(struct inode *in, struct version *v)
+{
+	size_t at = 0;
+
+	v->small = calloc(1, v->size ? v->size : 1);
+	if (!v->small)
+		return -ENOMEM;
+	while (at < v->size) {
+		ssize_t n = pread(in->ro_fd, (char *)v->small + at,
+				  v->size - at, (off_t)at);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		if (n == 0)
+			break;
+		at += (size_t)n;
+	}
+	return 0;
+}
+
+static int seal_locked(struct engine *e, struct inode *in, bool final)
+	MUST_HOLD(in->lock);
+static int seal_locked(struct engine *e, struct inode *in, bool final)
+{
+	struct version *v;
+	struct stat st;
+	int r;
+
+	if (fstat(in->ro_fd, &st))
+		return -errno;
+	v = version_new(in->next_version, in->ino, (uint64_t)st.st_size);
+	if (!v)
+		return -ENOMEM;
+	v->final = final;
+	if (!final && v->size <= META_SMALL_MAX) {
+		r = capture_small(in, v);
+		if (r < 0) {
+			free(v->small);
+			free(v);
+			return r;
+		}
+	} else {
+		backing_get(e, in->backing);
+		v->backing = in->backing;
+	}
+	backing_set_version(e, in->backing, v->id);
+	r = log_seal(e, in, &st, v);
+	if (r < 0) {
+		backing_set_version(e, in->backing, 0);
+		return r;
+	}
+	if (in->nvme_room && st.st_size <= META_SMALL_MAX)
+		(void)!e->nvme->ops->remove(e->nvme, in->next_version);
+	in->nvme_room = 0;
+	in->next_version = meta_new_version(e->meta);
+	in->sealed = (struct look){ true, (uint64_t)st.st_size, st.st_ctim };
+	in->snapshot_ns = now_mono_ns();
+	return 0;
+}
+
+/* The version that a snapshot sealed turned out to be the last content. */
+static int confirm_locked(struct engine *e, struct inode *in)
+{
+	struct txn *t = txn_begin(e->meta);
+	uint64_t seq;
+
+	if (in->backing)
+		version_confirm(e, in->backing->version);
+	txn_del_unsealed(t, in->ino);
+	return commit_and_drop(e, t, &seq);
+}
+
+static int seal_final_locked(struct engine *e, struct inode *in)
+	MUST_HOLD(in->lock);
+static int seal_final_locked(struct engine *e, struct inode *in)
+{
+	struct look now = { 0 };
+	int r;
+
+	r = look_at(in, &now);
+	if (r < 0)
+		return r;
+	if (in->orphan)
+		r = 0; /* it has no name any more: nothing to keep */
+	else if (changed_since_seal(e, in, &now))
+		r = seal_locked(e, in, true);
+	else
+		r = confirm_locked(e, in);
+	if (r == -ENOENT) /* unlinked while we looked */
+		r = 0;
+	if (r < 0)
+		return r;
+	in->written = in->rdwr = false;
+	in->sealed.valid = in->mark.valid = false;
+	lease_trim_locked(e, in);
+	watch_remove(e, in);
+	return 0;
+}
+
+int seal_snapshot_locked(struct engine *e, struct inode *in)
+{
+	struct look now = { 0 };
+	int r;
+
+	if (!in->written || in->orphan || in->ro_fd < 0)
+		return 0;
+	r = look_at(in, &now);
+	if (r < 0)
+		return r;
+	if (!changed_since_seal(e, in, &now))
+		return 0;
+	r = seal_locked(e, in, false);
+	return r == -ENOENT ? 0 : r;
+}
+
+/* ---- settling --------------------------------------------------------- */
+
+/* false: leave the mark for later. */
+static bool settle_one_locked(struct engine *e, struct inode *in, bool force)
+	MUST_HOLD(in->lock);
+static bool settle_one_locked(struct engine *e, struct inode *in, bool force)
+{
+	struct look now = { 0 };
+	int r = 0;
+
+	if (!in->written || in->ro_fd < 0)
+		return true;
+	if (!writer_left_locked(e, in)) {
+		r = seal_final_locked(e, in);
+	} else if (look_at(in, &now) || !look_same(&in->mark, &now)) {
+		return true;
+	} else if (force) {
+		r = seal_snapshot_locked(e, in);
+	} else {
+		return false;
+	}
+	if (r < 0) {
+		message_error("cannot seal inode %lu: %s",
+			      (unsigned long)in->ino, strerror(-r));
+		in->error = r;
+	}
+	return true;
+}
+
+static struct inode *pop_mark_locked(struct engine *e, struct inode *in)
+{
+	TAILQ_REMOVE(&e->marks.list, in, marked);
+	in->in_marks = false;
+	e->marks.n--;
+	e->marks.settling++;
+	return in;
+}
+
+/* Its reference goes with it, or stays with the mark put back (true). */
+static bool settle_popped(struct engine *e, struct inode *in, bool force)
+{
+	bool done, put = true;
+
+	mutex_lock(&in->lock);
+	done = settle_one_locked(e, in, force);
+	mutex_unlock(&in->lock);
+
+	mutex_lock(&e->marks.lock);
+	e->marks.settling--;
+	if (!done && !in->in_marks) {
+		TAILQ_INSERT_TAIL(&e->marks.list, in, marked);
+		in->in_marks = true;
+		e->marks.n++;
+		put = false;
+	} else {
+		e->marks.pending--;
+	}
+	pthread_cond_broadcast(&e->marks.settled);
+	mutex_unlock(&e->marks.lock);
+	if (put)
+		inode_put(e, in);
+	return !put;
+}
+
+void settle(struct engine *e)
+{
+	struct inode *in;
+
+	if (!e->marks.pending)
+		return;
+	mutex_lock(&e->marks.lock);
+	while (e->marks.n || e->marks.settling) {
+		in = TAILQ_FIRST(&e->marks.list);
+		if (!in) {
+			/* Taken by others: wait until each has its number
+			 * (or is back in the list). */
+			pthread_cond_wait(&e->marks.settled, &e->marks.lock.m);
+			continue;
+		}
+		pop_mark_locked(e, in);
+		mutex_unlock(&e->marks.lock);
+		settle_popped(e, in, true);
+		mutex_lock(&e->marks.lock);
+	}
+	mutex_unlock(&e->marks.lock);
+}
+
+/* The next look at a mark of this age: 1, 10, 100 ms after it was set. */
+static int64_t next_look(int64_t age)
+{
+	if (age < 1 * MS)
+		return 1 * MS - age;
+	if (age < 10 * MS)
+		return 10 * MS - age;
+	return SETTLE_BY - age;
+}
+
+/* Settles what is due; the time until the next look, or -1. */
+static int64_t settle_due(struct engine *e)
+{
+	int64_t now = now_mono_ns(), wait = -1;
+	bool kept;
+	unsigned n;
+
+	mutex_lock(&e->marks.lock);
+	n = e->marks.n;
+	while (n-- && !TAILQ_EMPTY(&e->marks.list)) {
+		struct inode *in = TAILQ_FIRST(&e->marks.list);
+		int64_t age = now - in->marked_ns;
+
+		pop_mark_locked(e, in);
+		mutex_unlock(&e->marks.lock);
+		kept = settle_popped(e, in, age >= SETTLE_BY);
+		mutex_lock(&e->marks.lock);
+		if (kept && (wait < 0 || next_look(age) < wait))
+			wait = next_look(age);
+	}
+	mutex_unlock(&e->marks.lock);
+	return wait < 0 || wait > MS / 2 ? wait : MS / 2;
+}
+
+/* A file with a writable mapping and no descriptor. */
+static bool mapped_only(struct engine *e, struct inode *in)
+{
+	bool yes;
+
+	mutex_lock(&in->lock);
+	yes = in->written && in->n_handles == 0 &&
+	      now_mono_ns() - in->snapshot_ns > MAPPED_EVERY;
+	if (yes) {
+		in->snapshot_ns = now_mono_ns();
+		(void)settle_one_locked(e, in, true);
+	}
+	mutex_unlock(&in->lock);
+	return yes;
+}
+
+static void look_at_mapped(struct engine *e)
+{
+	struct inode *batch[64];
+	unsigned n = 0;
+	struct inode *in;
+
+	mutex_lock(&e->watch.lock);
+	TAILQ_FOREACH(in, &e->watch.list, watched)
+	{
+		if (n == 64)
+			break;
+		batch[n++] = in;
+	}
+	mutex_lock(&e->inodes.lock);
+	for (unsigned i = 0; i < n; i++)
+		batch[i]->refs++;
+	mutex_unlock(&e->inodes.lock);
+	mutex_unlock(&e->watch.lock);
+	for (unsigned i = 0; i < n; i++) {
+		mapped_only(e, batch[i]);
+		inode_put(e, batch[i]);
+	}
+}
+
+void *settler_main(void *arg)
+{
+	struct engine *e = arg;
+	int64_t mapped_at = now_mono_ns();
+
+	for (;;) {
+		int64_t wait = settle_due(e);
+		bool stop;
+
+		if (now_mono_ns() - mapped_at > 500 * MS) {
+			look_at_mapped(e);
+			mapped_at = now_mono_ns();
+		}
+		if (wait < 0 || wait > 500 * MS)
+			wait = 500 * MS;
+		mutex_lock(&e->marks.lock);
+		stop = e->marks.stop;
+		if (!stop && (e->marks.n == 0 || wait > 0))
+			cond_wait_ns(&e->marks.added, &e->marks.lock, wait);
+		mutex_unlock(&e->marks.lock);
+		if (stop)
+			return NULL;
+	}
+}
+
+int file_seal_written(struct engine *e, uint64_t ino)
+{
+	struct inode *in = inode_find(e, ino);
+	int r;
+
+	if (!in)
+		return 0;
+	mutex_lock(&in->lock);
+	if (in->written && !writer_left_locked(e, in))
+		r = seal_final_locked(e, in);
+	else
+		r = seal_snapshot_locked(e, in);
+	mutex_unlock(&in->lock);
+	inode_put(e, in);
+	return r;
+}
+
+uint64_t engine_seal_all(struct engine *e)
+{
+	settle(e);
+	return meta_accepted_seq(e->meta);
+}

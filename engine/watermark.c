@@ -1,0 +1,641 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The follower: it advances the nvme watermark D, target by target
+ * (DESIGN.md section 5), frees what D has passed, and tells whoever waits.
+ *
+ *   pick a target ≤ accepted → wait until every version it needs is flushed
+ *   → names on stable storage → one synced batch → D = target
+ *
+ * Invariants
+ *  1. Data before metadata: a version's bytes, and the name of its file, are
+ *     on stable storage before the batch that records them.
+ *  2. A version needed by the target (sealed at or before it, pointless after
+ *     it or alive) is pinned by versions.target while the target stands.
+ *  3. A recorded copy is deleted only when D has passed the event that made
+ *     it pointless, and the publisher does not pin it.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/checksum.h"
+#include "engine/core.h"
+#include "metadata/log_message.h"
+
+#define MS INT64_C(1000000)
+#define LINGER_NS (100 * MS)
+#define LOG_MAX (16u << 20)
+#define SMALLS_MAX (16u << 20)
+#define N_MAX 8192
+
+void follow_kick(struct engine *e, bool hurry)
+{
+	mutex_lock(&e->follow.lock);
+	if (hurry)
+		e->follow.hurry = true;
+	pthread_cond_broadcast(&e->follow.kick);
+	mutex_unlock(&e->follow.lock);
+}
+
+void follow_dead(struct engine *e, uint64_t version, uint64_t seq)
+{
+	struct dead *d = malloc(sizeof(*d));
+
+	if (!d)
+		return; /* the sweep at the next start finds it */
+	*d = (struct dead){ .version = version, .seq = seq };
+	mutex_lock(&e->follow.lock);
+	STAILQ_INSERT_TAIL(&e->follow.dead, d, next);
+	mutex_unlock(&e->follow.lock);
+}
+
+/* ---- waiters ---------------------------------------------------------- */
+
+static uint64_t level_seq(struct engine *e, enum level level)
+{
+	switch (level) {
+	case LEVEL_DRAM:
+		return meta_accepted_seq(e->meta);
+	case LEVEL_NVME:
+		return meta_nvme_seq(e->meta);
+	case LEVEL_REMOTE:
+		return meta_remote_seq(e->meta);
+	}
+	return 0;
+}
+
+/* Takes out those who need not wait any longer; err < 0: all but remote. */
+static void waiters_take_locked(struct engine *e, int err, struct waiter **out)
+{
+	struct waiter *w, *next;
+
+	for (w = STAILQ_FIRST(&e->follow.waiters); w; w = next) {
+		next = STAILQ_NEXT(w, next);
+		if (level_seq(e, w->level) < w->seq && !err)
+			continue;
+		STAILQ_REMOVE(&e->follow.waiters, w, waiter, next);
+		STAILQ_NEXT(w, next) = *out;
+		*out = w;
+	}
+}
+
+static void waiters_tell(struct engine *e, struct waiter *w, int err)
+{
+	struct waiter *next;
+
+	for (; w; w = next) {
+		next = STAILQ_NEXT(w, next);
+		w->done(w->arg, level_seq(e, w->level) >= w->seq ? 0 : err);
+		free(w);
+	}
+}
+
+static void tell_reached(struct engine *e)
+{
+	struct waiter *list = NULL;
+
+	mutex_lock(&e->follow.lock);
+	waiters_take_locked(e, 0, &list);
+	mutex_unlock(&e->follow.lock);
+	waiters_tell(e, list, 0);
+}
+
+void follow_fail_waiters(struct engine *e, int err)
+{
+	struct waiter *list = NULL;
+
+	mutex_lock(&e->follow.lock);
+	waiters_take_locked(e, err, &list);
+	mutex_unlock(&e->follow.lock);
+	waiters_tell(e, list, err);
+}
+
+/* D stands still (err), or moves again (0). */
+static void set_error(struct engine *e, int err, const char *what)
+{
+	bool news;
+
+	mutex_lock(&e->follow.lock);
+	news = e->follow.error != err;
+	e->follow.error = err;
+	e->follow.error_text[0] = 0;
+	if (err)
+		snprintf(e->follow.error_text, sizeof(e->follow.error_text),
+			 "%s: %s", what, strerror(-err));
+	mutex_unlock(&e->follow.lock);
+	if (news && err)
+		message_error("nvme watermark stands still: %s: %s", what,
+			      strerror(-err));
+	else if (news)
+		message_info("nvme watermark moves again");
+	if (err)
+		follow_fail_waiters(e, err);
+}
+
+/* ---- one target ------------------------------------------------------- */
+
+struct batch {
+	struct version **versions; /* held */
+	size_t n;
+	struct copy_rec *copies;
+	struct small_content *smalls;
+	size_t n_smalls;
+	uint32_t *small_crcs; /* one each */
+	uint64_t target;
+};
+
+static void batch_fini(struct engine *e, struct batch *b)
+{
+	for (size_t i = 0; i < b->n; i++)
+		if (b->versions[i])
+			version_unhold(e, b->versions[i]);
+	for (size_t i = 0; i < b->n_smalls; i++)
+		free((void *)b->smalls[i].data);
+	free(b->versions);
+	free(b->copies);
+	free(b->smalls);
+	free(b->small_crcs);
+}
+
+/* The target is lowered until log, smalls and count are within bounds. */
+static int pick_target(struct engine *e, uint64_t *out)
+{
+	struct versions *vs = &e->versions;
+	uint64_t target, smalls = 0, n = 0;
+	struct version *v;
+	int r;
+
+	r = meta_log_bound(e->meta, meta_accepted_seq(e->meta), LOG_MAX,
+			   &target);
+	if (r < 0)
+		return r;
+	mutex_lock(&vs->lock);
+	TAILQ_FOREACH(v, &vs->queue, in_order)
+	{
+		if (v->seq > target)
+			break;
+		if (v->size <= META_SMALL_MAX)
+			smalls += v->size;
+		n++;
+		if (n > 1 && (smalls > SMALLS_MAX || n > N_MAX)) {
+			target = v->seq - 1;
+			break;
+		}
+	}
+	vs->target = target;
+	mutex_unlock(&vs->lock);
+	*out = target;
+	return 0;
+}
+
+enum need { NEED_NOTHING, NEED_FLUSH, NEED_FAILED };
+
+static enum need what_is_needed_locked(struct versions *vs, uint64_t target,
+				       int *err)
+{
+	enum need need = NEED_NOTHING;
+	struct version *v;
+
+	TAILQ_FOREACH(v, &vs->queue, in_order)
+	{
+		if (v->seq > target)
+			break;
+		if (v->state == VERSION_FLUSHED)
+			continue;
+		if (v->state == VERSION_FAILED) {
+			*err = v->error;
+			return NEED_FAILED;
+		}
+		/* Failed before, now being tried again: still an error. */
+		if (v->error) {
+			*err = v->error;
+			need = NEED_FAILED;
+		} else if (need == NEED_NOTHING) {
+			need = NEED_FLUSH;
+		}
+	}
+	return need;
+}
+
+/* Waits until all that the target needs is flushed. -ECANCELED: stop. */
+static int wait_needed(struct engine *e, uint64_t target)
+{
+	struct versions *vs = &e->versions;
+	enum need need;
+	bool stop;
+	int err = 0;
+
+	for (;;) {
+		mutex_lock(&vs->lock);
+		need = what_is_needed_locked(vs, target, &err);
+		if (need == NEED_FLUSH && !vs->stop)
+			cond_wait_ns(&vs->changed, &vs->lock, 200 * MS);
+		stop = vs->stop;
+		mutex_unlock(&vs->lock);
+		if (need == NEED_NOTHING)
+			return 0;
+		if (stop)
+			return -ECANCELED;
+		if (need == NEED_FAILED) {
+			set_error(e, err, "cannot flush");
+			mutex_lock(&vs->lock);
+			cond_wait_ns(&vs->changed, &vs->lock, 50 * MS);
+			mutex_unlock(&vs->lock);
+		}
+	}
+}
+
+static int batch_alloc(struct batch *b, size_t n)
+{
+	b->versions = calloc(n + 1, sizeof(*b->versions));
+	b->copies = calloc(n + 1, sizeof(*b->copies));
+	b->smalls = calloc(n + 1, sizeof(*b->smalls));
+	b->small_crcs = calloc(n + 1, sizeof(*b->small_crcs));
+	return b->versions && b->copies && b->smalls && b->small_crcs ? 0
+								      : -ENOMEM;
+}
+
+/* Holds every flushed version up to the target. */
+static int batch_gather(struct engine *e, struct batch *b)
+{
+	struct versions *vs = &e->versions;
+	struct version *v;
+	size_t n = 0;
+	int r;
+
+	mutex_lock(&vs->lock);
+	TAILQ_FOREACH(v, &vs->queue, in_order)
+	{
+		if (v->seq > b->target)
+			break;
+		n++;
+	}
+	r = batch_alloc(b, n);
+	TAILQ_FOREACH(v, &vs->queue, in_order)
+	{
+		if (r < 0 || v->seq > b->target)
+			break;
+		version_hold_locked(v);
+		b->versions[b->n++] = v;
+	}
+	mutex_unlock(&vs->lock);
+	return r;
+}
+
+static int batch_add_small(struct engine *e, struct batch *b, struct version *v,
+			   struct copy_rec *c)
+{
+	void *data;
+	int r;
+
+	r = version_load_small(e, v, &data);
+	if (r < 0)
+		return r;
+	b->smalls[b->n_smalls] = (struct small_content){ .version = v->id,
+							 .data = data,
+							 .len = v->size };
+	b->small_crcs[b->n_smalls] = crc32c(0, data, v->size);
+	c->kind = COPY_SMALL;
+	c->crcs = &b->small_crcs[b->n_smalls];
+	b->n_smalls++;
+	return 0;
+}
+
+static int batch_fill(struct engine *e, struct batch *b, bool *files)
+{
+	int r;
+
+	*files = false;
+	for (size_t i = 0; i < b->n; i++) {
+		struct version *v = b->versions[i];
+		struct copy_rec *c = &b->copies[i];
+
+		*c = (struct copy_rec){
+			.version = v->id,
+			.tier = COPY_NVME,
+			.size = v->size,
+			.chunk_len = CHUNK_LEN,
+			.n_chunks = (uint32_t)N_CHUNKS(v->size),
+			.verified = true,
+		};
+		if (v->size <= META_SMALL_MAX) {
+			r = batch_add_small(e, b, v, c);
+			if (r < 0)
+				return r;
+			continue;
+		}
+		c->kind = COPY_FILE;
+		c->file = v->file;
+		c->crcs = v->crcs;
+		*files = true;
+	}
+	return 0;
+}
+
+static void record_all(struct engine *e, struct batch *b)
+{
+	for (size_t i = 0; i < b->n; i++) {
+		version_recorded(e, b->versions[i]);
+		b->versions[i] = NULL;
+	}
+}
+
+static int write_batch(struct engine *e, struct batch *b)
+{
+	bool files;
+	int r;
+
+	r = batch_gather(e, b);
+	if (r == 0)
+		r = batch_fill(e, b, &files);
+	if (r == 0 && files)
+		r = e->nvme->ops->sync_names(e->nvme);
+	if (r == 0)
+		r = meta_advance(e->meta, b->target, b->copies, b->n, b->smalls,
+				 b->n_smalls);
+	if (r == 0)
+		record_all(e, b);
+	return r;
+}
+
+/* ---- what D has passed ------------------------------------------------ */
+
+static void delete_copy(struct engine *e, uint64_t version)
+{
+	CLEANUP(copy_rec_fini) struct copy_rec c = { 0 };
+	int r;
+
+	r = meta_copy(e->meta, version, COPY_NVME, &c);
+	if (!r && c.kind == COPY_FILE)
+		r = e->nvme->ops->remove(e->nvme, c.file);
+	if (r == 0 || r == -ENOENT)
+		r = meta_del_copies(e->meta, version);
+	if (r < 0)
+		message_error("cannot delete version %016lx: %s",
+			      (unsigned long)version, strerror(-r));
+}
+
+static bool may_delete(struct engine *e, uint64_t dead_seq)
+{
+	return dead_seq <= meta_nvme_seq(e->meta) &&
+	       (!e->publisher || dead_seq <= publish_pin(e->publisher));
+}
+
+static void bury_the_dead(struct engine *e)
+{
+	for (;;) {
+		struct dead *d, *next, *found = NULL;
+
+		mutex_lock(&e->follow.lock);
+		for (d = STAILQ_FIRST(&e->follow.dead); d; d = next) {
+			next = STAILQ_NEXT(d, next);
+			if (!may_delete(e, d->seq))
+				continue;
+			STAILQ_REMOVE(&e->follow.dead, d, dead, next);
+			found = d;
+			break;
+		}
+		mutex_unlock(&e->follow.lock);
+		if (!found)
+			return;
+		delete_copy(e, found->version);
+		free(found);
+	}
+}
+
+/* ---- the thread ------------------------------------------------------- */
+
+static int advance_once(struct engine *e)
+{
+	struct batch b = { 0 };
+	int r;
+
+	r = pick_target(e, &b.target);
+	if (r == 0 && b.target > meta_nvme_seq(e->meta)) {
+		r = wait_needed(e, b.target);
+		if (r == 0)
+			r = write_batch(e, &b);
+	}
+	batch_fini(e, &b);
+	if (r == -ECANCELED)
+		return r;
+	if (r < 0) {
+		set_error(e, r, "cannot write the durable database");
+		return r;
+	}
+	set_error(e, 0, "");
+	tell_reached(e);
+	bury_the_dead(e);
+	if (e->publisher)
+		publish_kick(e->publisher);
+	return 0;
+}
+
+/* Waits for something to do; false: stop. */
+static bool wait_for_work(struct engine *e, int64_t linger)
+{
+	int64_t until = now_mono_ns() + linger;
+	bool stop;
+
+	mutex_lock(&e->follow.lock);
+	for (;;) {
+		bool behind = meta_accepted_seq(e->meta) >
+			      meta_nvme_seq(e->meta);
+		int64_t left = until - now_mono_ns();
+
+		if (e->follow.stop || (behind && e->follow.hurry))
+			break;
+		if (behind && left <= 0)
+			break;
+		cond_wait_ns(&e->follow.kick, &e->follow.lock,
+			     behind ? left : LINGER_NS);
+		if (!behind)
+			break;
+	}
+	e->follow.hurry = false;
+	stop = e->follow.stop;
+	mutex_unlock(&e->follow.lock);
+	return !stop;
+}
+
+static void remote_waiters_hurry(struct engine *e)
+{
+	tell_reached(e);
+	if (e->publisher)
+		publish_kick(e->publisher);
+}
+
+void *follower_main(void *arg)
+{
+	struct engine *e = arg;
+	int64_t backoff = 0;
+
+	while (wait_for_work(e, backoff ? backoff : LINGER_NS)) {
+		int r = 0;
+
+		if (meta_accepted_seq(e->meta) > meta_nvme_seq(e->meta))
+			r = advance_once(e);
+		else
+			bury_the_dead(e);
+		remote_waiters_hurry(e);
+		if (r == -ECANCELED)
+			break;
+		if (r < 0)
+			backoff = backoff ? backoff * 2 : 50 * MS;
+		else
+			backoff = 0;
+		if (backoff > 2000 * MS)
+			backoff = 2000 * MS;
+	}
+	return NULL;
+}
+
+/* ---- what fs/ asks ---------------------------------------------------- */
+
+enum level engine_fsync_level(const struct engine *e)
+{
+	return e->config.fsync;
+}
+
+static int add_waiter(struct engine *e, uint64_t seq, enum level level,
+		      done_fn *done, void *arg)
+{
+	struct waiter *w = malloc(sizeof(*w));
+
+	if (!w)
+		return -ENOMEM;
+	*w = (struct waiter){
+		.seq = seq, .level = level, .done = done, .arg = arg
+	};
+	mutex_lock(&e->follow.lock);
+	STAILQ_INSERT_TAIL(&e->follow.waiters, w, next);
+	e->follow.hurry = true;
+	pthread_cond_broadcast(&e->follow.kick);
+	mutex_unlock(&e->follow.lock);
+	return 0;
+}
+
+/* Is the way to this level blocked? */
+static int level_error(struct engine *e, enum level level)
+{
+	int r;
+
+	if (level == LEVEL_DRAM)
+		return 0;
+	if (level == LEVEL_REMOTE && !e->remote)
+		return -EOPNOTSUPP;
+	mutex_lock(&e->follow.lock);
+	r = e->follow.error;
+	mutex_unlock(&e->follow.lock);
+	return r;
+}
+
+/* The file's own part of an fsync: seal what it holds, tell its error. */
+static int seal_for_fsync(struct engine *e, uint64_t ino)
+{
+	struct inode *in = inode_find(e, ino);
+	int r;
+
+	if (!in)
+		return 0;
+	mutex_lock(&in->lock);
+	r = seal_snapshot_locked(e, in);
+	if (r == 0) {
+		r = in->error;
+		in->error = 0;
+	}
+	mutex_unlock(&in->lock);
+	inode_put(e, in);
+	return r;
+}
+
+void engine_fsync(struct engine *e, uint64_t ino, enum level level,
+		  done_fn *done, void *arg)
+{
+	uint64_t seq;
+	int r;
+
+	settle(e);
+	r = level == LEVEL_DRAM ? 0 : seal_for_fsync(e, ino);
+	seq = meta_accepted_seq(e->meta);
+	if (r < 0 || level_seq(e, level) >= seq) {
+		done(arg, r);
+		return;
+	}
+	r = level_error(e, level);
+	if (r == 0)
+		r = add_waiter(e, seq, level, done, arg);
+	if (r < 0)
+		done(arg, r);
+}
+
+int engine_reached(struct engine *e, uint64_t seq, enum level level, bool *out)
+{
+	*out = level_seq(e, level) >= seq;
+	return *out ? 0 : level_error(e, level);
+}
+
+struct sync_wait {
+	struct mutex lock;
+	pthread_cond_t done;
+	bool told, left; /* left: the waiter gave up; the teller frees */
+	int err;
+};
+
+static void sync_wait_done(void *arg, int err)
+{
+	struct sync_wait *w = arg;
+	bool left;
+
+	mutex_lock(&w->lock);
+	w->told = true;
+	w->err = err;
+	left = w->left;
+	pthread_cond_signal(&w->done);
+	mutex_unlock(&w->lock);
+	if (left)
+		free(w);
+}
+
+int engine_wait(struct engine *e, uint64_t seq, enum level level,
+		int timeout_ms)
+{
+	struct sync_wait *w;
+	int64_t until = now_mono_ns() + timeout_ms * MS;
+	bool told;
+	int r;
+
+	if (level_seq(e, level) >= seq)
+		return 0;
+	r = level_error(e, level);
+	if (r < 0)
+		return r;
+	w = calloc(1, sizeof(*w));
+	if (!w)
+		return -ENOMEM;
+	mutex_init(&w->lock);
+	cond_init_mono(&w->done);
+	r = add_waiter(e, seq, level, sync_wait_done, w);
+	if (r < 0) {
+		free(w);
+		return r;
+	}
+	mutex_lock(&w->lock);
+	while (!w->told && (timeout_ms < 0 || now_mono_ns() < until))
+		cond_wait_ns(&w->done, &w->lock,
+			     timeout_ms < 0 ? 1000 * MS
+					    : until - now_mono_ns());
+	told = w->told;
+	r = told ? w->err : -ETIMEDOUT;
+	w->left = !told;
+	mutex_unlock(&w->lock);
+	if (told)
+		free(w);
+	return r;
+}
+
+int engine_drain(struct engine *e, enum level level, int timeout_ms)
+{
+	return engine_wait(e, engine_seal_all(e), level, timeout_ms);
+}

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What all operations need: times, the record as stat(2) shows it, and the
+ * answer to a lookup.
+ */
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#include "fs/fs.h"
+#include "fs/hidden.h"
+
+#define NS_PER_S INT64_C(1000000000)
+
+int64_t ns_of_timespec(struct timespec ts)
+{
+	return ts.tv_sec * NS_PER_S + ts.tv_nsec;
+}
+
+struct timespec timespec_of_ns(int64_t ns)
+{
+	struct timespec ts = { .tv_sec = ns / NS_PER_S,
+			       .tv_nsec = ns % NS_PER_S };
+
+	if (ts.tv_nsec < 0) {
+		ts.tv_nsec += NS_PER_S;
+		ts.tv_sec--;
+	}
+	return ts;
+}
+
+/*
+ * The coarse clock, as backing files are stamped with it: the fine one would
+ * make a write that follows a create look older than the create.
+ */
+int64_t fs_now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_REALTIME_COARSE, &ts);
+	return ns_of_timespec(ts);
+}
+
+void reply_result(fuse_req_t req, int err)
+{
+	fuse_reply_err(req, -err);
+}
+
+void stat_of_rec(const struct inode_rec *rec, struct stat *out)
+{
+	*out = (struct stat){
+		.st_ino = rec->ino,
+		.st_mode = rec->mode,
+		.st_nlink = rec->nlink,
+		.st_uid = rec->uid,
+		.st_gid = rec->gid,
+		.st_rdev = rec->rdev,
+		.st_size = (off_t)rec->size,
+		.st_blocks = (blkcnt_t)rec->blocks,
+		.st_blksize = FS_BLKSIZE,
+		.st_atim = timespec_of_ns(rec->atime_ns),
+		.st_mtim = timespec_of_ns(rec->mtime_ns),
+		.st_ctim = timespec_of_ns(rec->ctime_ns),
+	};
+	if (S_ISDIR(rec->mode))
+		out->st_size = 4096;
+}
+
+int entry_of_ino(struct fs *fs, uint64_t ino, struct fuse_entry_param *out)
+{
+	struct fuse_entry_param e = { .ino = ino,
+				      .attr_timeout = KEEP_S,
+				      .entry_timeout = KEEP_S };
+	struct inode_rec rec;
+	int err;
+
+	if (ino_is_hidden(ino)) {
+		err = hidden_stat(fs, ino, &e.attr);
+		if (err)
+			return err;
+		*out = e;
+		return 0;
+	}
+	err = engine_stat(fs->engine, ino, &rec);
+	if (err)
+		return err;
+	stat_of_rec(&rec, &e.attr);
+	*out = e;
+	return 0;
+}
+
+void reply_entry(fuse_req_t req, uint64_t ino, int err)
+{
+	struct fuse_entry_param e;
+
+	if (!err)
+		err = entry_of_ino(fs_of(req), ino, &e);
+	if (err)
+		reply_result(req, err);
+	else
+		fuse_reply_entry(req, &e);
+}
+
+int name_may_change(uint64_t parent, const char *name)
+{
+	if (strlen(name) > META_NAME_MAX)
+		return -ENAMETOOLONG;
+	if (ino_is_hidden(parent) || name_is_hidden(parent, name))
+		return -EPERM;
+	return 0;
+}
+
+bool mode_kills_priv(uint32_t mode)
+{
+	return S_ISREG(mode) && mode_without_priv(mode) != mode;
+}
+
+/* S_ISGID without group execution is mandatory locking: it stays. */
+uint32_t mode_without_priv(uint32_t mode)
+{
+	mode &= ~(uint32_t)S_ISUID;
+	if (mode & S_IXGRP)
+		mode &= ~(uint32_t)S_ISGID;
+	return mode;
+}
+
+void rec_kill_priv(struct fs *fs, struct txn *t, struct inode_rec *rec)
+{
+	static const char caps[] = "security.capability";
+	size_t len = 0;
+
+	if (!S_ISREG(rec->mode))
+		return;
+	rec->mode = mode_without_priv(rec->mode);
+	if (!view_xattr(fs->view, rec->ino, caps, NULL, &len))
+		txn_del_xattr(t, rec->ino, caps);
+}

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The session as libfuse knows it.
+ *
+ * INIT is answered here, before the loop and by one thread: what the kernel
+ * then offers can be tried out before the first real request is read.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "fs/mountpoint.h"
+#include "fs/session.h"
+#include "metadata/log_message.h"
+
+/* fsync is answered by callbacks; threads are for opens that must wait. */
+#define MAX_THREADS 64
+#define IDLE_THREADS 16
+
+/* ---- messages --------------------------------------------------------- */
+
+/* Written while one thread runs; libfuse's hook takes no argument. */
+static char last_message[256];
+
+static void take_message(enum fuse_log_level level, const char *fmt,
+			 va_list args)
+{
+	char line[sizeof(last_message)];
+
+	vsnprintf(line, sizeof(line), fmt, args);
+	line[strcspn(line, "\n")] = '\0';
+	if (level == FUSE_LOG_DEBUG)
+		message_debug("%s", line);
+	else
+		message_info("libfuse: %s", line);
+}
+
+static void keep_message(enum fuse_log_level level, const char *fmt,
+			 va_list args)
+{
+	if (level == FUSE_LOG_DEBUG)
+		return;
+	vsnprintf(last_message, sizeof(last_message), fmt, args);
+	last_message[strcspn(last_message, "\n")] = '\0';
+}
+
+void libfuse_messages(void)
+{
+	fuse_set_log_func(keep_message);
+}
+
+const char *libfuse_last_message(void)
+{
+	return last_message[0] ? last_message : "it does not say why";
+}
+
+/* ---- mounting --------------------------------------------------------- */
+
+/* libfuse splits at commas too. */
+static void put_escaped(FILE *f, const char *s)
+{
+	for (; *s; s++) {
+		if (*s == ',' || *s == '\\')
+			fputc('\\', f);
+		fputc(*s, f);
+	}
+}
+
+static char *mount_options(const struct options *o)
+{
+	char *text = NULL;
+	size_t len;
+	FILE *f = open_memstream(&text, &len);
+
+	if (!f)
+		return NULL;
+	fputs("default_permissions,subtype=ckptfs,fsname=", f);
+	put_escaped(f, o->shown_source);
+	if (o->allow_other)
+		fputs(",allow_other", f);
+	if (o->kernel)
+		fprintf(f, ",%s", o->kernel);
+	if (fclose(f)) {
+		free(text);
+		return NULL;
+	}
+	return text;
+}
+
+static struct fuse_session *new_session(struct session *s)
+{
+	CLEANUP(free_p) char *opts = mount_options(s->options);
+	struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
+	struct fuse_session *se = NULL;
+
+	if (opts && !fuse_opt_add_arg(&args, "ckptfs") &&
+	    !fuse_opt_add_arg(&args, "-o") && !fuse_opt_add_arg(&args, opts) &&
+	    (!s->options->debug || !fuse_opt_add_arg(&args, "-d")))
+		se = fuse_session_new(&args, &fs_ops, sizeof(fs_ops), &s->fs);
+	fuse_opt_free_args(&args);
+	return se;
+}
+
+int libfuse_mount(struct session *s, char *why, size_t why_len)
+{
+	const char *path = s->options->mountpoint;
+	struct mounted m;
+
+	s->fuse = new_session(s);
+	if (!s->fuse) {
+		snprintf(why, why_len, "cannot make a FUSE session: %s",
+			 libfuse_last_message());
+		return -EINVAL;
+	}
+	if (fuse_session_mount(s->fuse, path)) {
+		snprintf(why, why_len, "cannot mount on '%s': %s", path,
+			 libfuse_last_message());
+		fuse_session_destroy(s->fuse);
+		s->fuse = NULL;
+		return -EIO;
+	}
+	s->dev_fd = fuse_session_fd(s->fuse);
+	s->is_mounted = true;
+	if (!mountpoint_find(path, &m)) {
+		s->major = m.major;
+		s->minor = m.minor;
+	}
+	return 0;
+}
+
+/* ---- serving ---------------------------------------------------------- */
+
+int libfuse_handshake(struct session *s)
+{
+	struct fuse_buf buf = { 0 };
+	int err = 0;
+
+	while (!err && !s->fs.initialised) {
+		int n = fuse_session_receive_buf(s->fuse, &buf);
+
+		if (n > 0)
+			fuse_session_process_buf(s->fuse, &buf);
+		else if (n != -EINTR)
+			err = n ? n : -ENODEV;
+		if (!err && fuse_session_exited(s->fuse))
+			err = -EPROTO;
+	}
+	free(buf.mem);
+	return err;
+}
+
+int libfuse_loop(struct session *s)
+{
+	struct fuse_loop_config *config = fuse_loop_cfg_create();
+	int res;
+
+	if (!config)
+		return -ENOMEM;
+	fuse_set_log_func(take_message);
+	fuse_loop_cfg_set_max_threads(config, MAX_THREADS);
+	fuse_loop_cfg_set_idle_threads(config, IDLE_THREADS);
+	fuse_loop_cfg_set_clone_fd(config, 0);
+	res = fuse_session_loop_mt(s->fuse, config);
+	fuse_loop_cfg_destroy(config);
+	return res < 0 ? res : 0;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Going into the background: the caller's process stays until the mount
+ * works or has failed, and ends with that answer.
+ */
+#ifndef CKPT_FS_STARTUP_H
+#define CKPT_FS_STARTUP_H
+
+#include <stdbool.h>
+
+#include "metadata/compiler.h"
+
+struct startup {
+	int answer_fd; /* -1: in the foreground */
+	bool foreground;
+};
+
+/*
+ * Returns in the process that goes on: a child in a session of its own, or in
+ * the foreground the caller itself. Errors go to stderr until startup_done().
+ * No threads may run yet.
+ */
+MUST_CHECK int startup_begin(bool foreground, struct startup *out);
+/* The mount works: lets go of terminal, stderr and working directory, and
+ * ends the caller with success. If it is never called, the caller fails when
+ * this process ends. */
+void startup_done(struct startup *s);
+
+#endif
