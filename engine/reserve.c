@@ -84,15 +84,18 @@ static uint64_t target_locked(const struct reserve *r)
 /* ---- taking and giving ---- */
 
 /*
- * Lowers the ballast if slack is used up. Returns the bytes to punch, which
- * begin at r->ballast.
+ * Lowers the ballast after `len` more was charged. Little comes out of slack;
+ * much must come out of the ballast, whose memory is real: slack's is not.
+ * Returns the bytes to punch, which begin at r->ballast.
  */
-static uint64_t lower_locked(struct reserve *r) MUST_HOLD(r->lock);
-static uint64_t lower_locked(struct reserve *r)
+static uint64_t lower_locked(struct reserve *r, uint64_t len)
+	MUST_HOLD(r->lock);
+static uint64_t lower_locked(struct reserve *r, uint64_t len)
 {
 	uint64_t wanted = wanted_locked(r), before = r->ballast;
+	bool slack_will_do = r->charged + r->ballast <= r->limit;
 
-	if (r->charged + r->ballast <= r->limit || wanted >= before)
+	if (wanted >= before || (slack_will_do && len < PAGE_2M))
 		return 0;
 	r->ballast = wanted;
 	return before - wanted;
@@ -116,7 +119,7 @@ int reserve_take(struct reserve *r, uint64_t len)
 		rc = -ENOSPC;
 	} else {
 		r->charged += len;
-		punched = lower_locked(r);
+		punched = lower_locked(r, len);
 		off = r->ballast;
 	}
 	mutex_unlock(&r->lock);
@@ -130,7 +133,7 @@ void reserve_charge(struct reserve *r, uint64_t len)
 
 	mutex_lock(&r->lock);
 	r->charged += len;
-	punched = lower_locked(r);
+	punched = lower_locked(r, len);
 	off = r->ballast;
 	mutex_unlock(&r->lock);
 	punch(r, off, punched);
