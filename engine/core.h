@@ -25,6 +25,8 @@
 #define N_BUCKETS 16384u
 #define COPY_BELOW (1u << 20) /* shorter versions are copied, not waited for */
 
+#define LEASE_FROM (UINT64_C(512) << 10) /* shorter files get no lease */
+
 static inline unsigned bucket_of(uint64_t id)
 {
 	return (unsigned)((id * UINT64_C(0x9e3779b97f4a7c15)) >> 50);
@@ -349,6 +351,8 @@ MUST_CHECK int seal_snapshot_locked(struct engine *e, struct inode *in)
 MUST_CHECK int look_at(struct inode *in, struct look *out);
 bool look_same(const struct look *a, const struct look *b);
 bool writer_left_locked(struct engine *e, struct inode *in) MUST_HOLD(in->lock);
+int64_t ts_ns(const struct timespec *ts);
+uint64_t content_blocks(int fd, const struct stat *st);
 void *settler_main(void *arg);
 
 /* lease.c */

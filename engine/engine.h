@@ -164,6 +164,13 @@ MUST_CHECK int engine_stat(struct engine *e, uint64_t ino,
 			   struct inode_rec *out);
 /* FORGET has nothing to do; an orphan goes with its last handle. */
 
+/* Files may not be larger (ext4's limit): -EFBIG. */
+#define ENGINE_FILE_MAX ((UINT64_C(16) << 40) - 4096)
+
+/* An open directory: its record outlives rmdir until it is closed. */
+MUST_CHECK int opened_dir_hold(struct engine *e, uint64_t ino);
+void opened_dir_drop(struct engine *e, uint64_t ino);
+
 /* ---- durability ------------------------------------------------------- */
 
 typedef void done_fn(void *arg, int err);

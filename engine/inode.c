@@ -146,6 +146,24 @@ void inode_put(struct engine *e, struct inode *in)
 	inode_free(in);
 }
 
+int opened_dir_hold(struct engine *e, uint64_t ino)
+{
+	struct inode *in;
+	bool fresh;
+
+	return inode_get(e, ino, &fresh, &in);
+}
+
+void opened_dir_drop(struct engine *e, uint64_t ino)
+{
+	struct inode *in = inode_find(e, ino);
+
+	if (!in)
+		return;
+	inode_put(e, in); /* the one that opened_dir_hold() took */
+	inode_put(e, in);
+}
+
 /* ---- handles ---------------------------------------------------------- */
 
 bool fh_writable(uint64_t fh)

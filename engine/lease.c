@@ -163,7 +163,7 @@ static bool look_locked(struct engine *e, struct inode *in)
 	if (!in->written || !in->backing || fstat(in->ro_fd, &st))
 		return false;
 	size = (uint64_t)st.st_size;
-	if (size == in->lease_size || size < MIB / 2) {
+	if (size == in->lease_size || size < LEASE_FROM) {
 		bool grew = size > in->lease_size;
 
 		in->lease_size = size;

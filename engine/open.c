@@ -684,6 +684,10 @@ int file_fallocate(struct engine *e, uint64_t ino, uint64_t fh, int mode,
 	(void)fh;
 	if (!in)
 		return -EBADF;
+	if (off + len > ENGINE_FILE_MAX || off + len < off) {
+		inode_put(e, in);
+		return -EFBIG;
+	}
 	mutex_lock(&in->lock);
 	if (!(mode & FALLOC_FL_PUNCH_HOLE))
 		r = lease_exact_locked(e, in, off + len);
@@ -718,6 +722,8 @@ int file_truncate(struct engine *e, uint64_t ino, uint64_t fh, uint64_t size)
 	int flags = O_WRONLY | (size == 0 ? O_TRUNC : 0);
 	int r, closed;
 
+	if (size > ENGINE_FILE_MAX)
+		return -EFBIG;
 	if (fh)
 		return truncate_open(e, ino, size);
 	r = file_open(e, ino, flags, &open);
@@ -746,10 +752,32 @@ void file_set_times(struct engine *e, uint64_t ino, const struct timespec ts[2])
 	inode_put(e, in);
 }
 
+/* What the backing file says of a file being written; false: the record is
+ * right as it is (nothing was written since it was sealed or opened). */
+static bool stat_backing_locked(struct inode *in, struct inode_rec *out)
+	MUST_HOLD(in->lock);
+static bool stat_backing_locked(struct inode *in, struct inode_rec *out)
+{
+	struct look now = { .valid = true };
+	struct stat st;
+
+	if (!in->written || in->ro_fd < 0 || fstat(in->ro_fd, &st))
+		return false;
+	now.size = (uint64_t)st.st_size;
+	now.ctime = st.st_ctim;
+	if (look_same(&in->sealed, &now))
+		return false;
+	out->size = now.size;
+	out->blocks = content_blocks(in->ro_fd, &st);
+	out->mtime_ns = ts_ns(&st.st_mtim);
+	if (ts_ns(&st.st_ctim) > out->ctime_ns)
+		out->ctime_ns = ts_ns(&st.st_ctim);
+	return true;
+}
+
 int engine_stat(struct engine *e, uint64_t ino, struct inode_rec *out)
 {
 	struct inode *in;
-	struct stat st;
 	bool written;
 	int r;
 
@@ -760,25 +788,10 @@ int engine_stat(struct engine *e, uint64_t ino, struct inode_rec *out)
 	if (!in)
 		return 0;
 	mutex_lock(&in->lock);
-	written = in->written && in->ro_fd >= 0 && !fstat(in->ro_fd, &st);
-	mutex_unlock(&in->lock);
-	if (written) {
-		int64_t c = (int64_t)st.st_ctim.tv_sec * 1000000000 +
-			    st.st_ctim.tv_nsec;
-		uint64_t most = ((uint64_t)st.st_size + 4095) / 4096 * 8;
-
-		out->size = (uint64_t)st.st_size;
-		out->blocks = (uint64_t)st.st_blocks < most
-				      ? (uint64_t)st.st_blocks
-				      : most;
-		out->mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 +
-				st.st_mtim.tv_nsec;
-		if (c > out->ctime_ns)
-			out->ctime_ns = c;
-	} else {
-		/* It may have been sealed between the two looks. */
+	written = stat_backing_locked(in, out);
+	if (!written) /* it may have been sealed between the two looks */
 		r = view_inode(meta_accepted(e->meta), ino, out);
-	}
+	mutex_unlock(&in->lock);
 	inode_put(e, in);
 	return r;
 }

@@ -31,6 +31,7 @@
 #define MS INT64_C(1000000)
 #define MAPPED_EVERY (2000 * MS)
 #define SETTLE_BY (100 * MS)
+#define N_EXTENTS_SEEN 256
 #define TICK_NS (20 * MS) /* coarse ctime may hide a change this long */
 
 void mark_add(struct engine *e, struct inode *in)
@@ -187,24 +188,40 @@ static int add_seal_event(struct engine *e, struct txn *t,
 	return 0;
 }
 
-static int64_t ts_ns(const struct timespec *ts)
+int64_t ts_ns(const struct timespec *ts)
 {
 	return (int64_t)ts->tv_sec * 1000000000 + ts->tv_nsec;
 }
 
-static uint64_t blocks_of(const struct stat *st)
+/* Blocks of the content in units of 512 bytes: what a lease allocated behind
+ * it or in its holes is ours, not the user's. */
+uint64_t content_blocks(int fd, const struct stat *st)
 {
-	uint64_t most = ((uint64_t)st->st_size + 4095) / 4096 * 8;
+	uint64_t size = (uint64_t)st->st_size, blocks = 0;
+	uint64_t held = (uint64_t)st->st_blocks;
+	off_t data, end = 0;
 
-	/* A lease behind the content is ours, not the user's. */
-	return (uint64_t)st->st_blocks < most ? (uint64_t)st->st_blocks : most;
+	if (held * 512 < size) /* sparse, and no lease in it */
+		return held;
+	if (size < LEASE_FROM)
+		return (size + 4095) / 4096 * 8;
+	for (int n = 0; n < N_EXTENTS_SEEN; n++) {
+		data = lseek(fd, end, SEEK_DATA);
+		if (data < 0)
+			return blocks;
+		end = lseek(fd, data, SEEK_HOLE);
+		if (end < 0)
+			break;
+		blocks += (uint64_t)(end - data + 4095) / 4096 * 8;
+	}
+	return (size + 4095) / 4096 * 8;
 }
 
-static void rec_take_content(struct inode_rec *rec, const struct stat *st,
-			     uint64_t version)
+static void rec_take_content(struct inode_rec *rec, int fd,
+			     const struct stat *st, uint64_t version)
 {
 	rec->size = (uint64_t)st->st_size;
-	rec->blocks = blocks_of(st);
+	rec->blocks = content_blocks(fd, st);
 	rec->mtime_ns = ts_ns(&st->st_mtim);
 	if (ts_ns(&st->st_ctim) > rec->ctime_ns)
 		rec->ctime_ns = ts_ns(&st->st_ctim);
@@ -224,7 +241,7 @@ static int fill_seal(struct engine *e, struct inode *in, struct txn *t,
 		return r;
 	if (rec.version)
 		drop_version(e, t, rec.version);
-	rec_take_content(&rec, st, v->id);
+	rec_take_content(&rec, in->ro_fd, st, v->id);
 	txn_put_inode(t, &rec);
 	vr = (struct version_rec){
 		.id = v->id,

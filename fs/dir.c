@@ -123,9 +123,17 @@ static void reply_listing(fuse_req_t req, uint64_t ino, size_t size, off_t off,
 
 void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	(void)ino;
-	fi->fh = 0;
-	fuse_reply_open(req, fi);
+	struct fs *fs = fuse_req_userdata(req);
+	int err = 0;
+
+	/* Hidden ones have no record. */
+	fi->fh = !ino_is_hidden(ino);
+	if (fi->fh)
+		err = opened_dir_hold(fs->engine, ino);
+	if (err)
+		fuse_reply_err(req, -err);
+	else
+		fuse_reply_open(req, fi);
 }
 
 void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
@@ -144,7 +152,9 @@ void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 
 void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	(void)ino;
-	(void)fi;
+	struct fs *fs = fuse_req_userdata(req);
+
+	if (fi->fh)
+		opened_dir_drop(fs->engine, ino);
 	reply_result(req, 0);
 }

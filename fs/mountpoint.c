@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 
 #include "fs/mountpoint.h"
@@ -126,11 +127,12 @@ static int refuse(char *why, size_t why_len, int err, const char *fmt, ...)
 /* More than one dead daemon may have left its mount there. */
 static int remove_dead(const char *path, char *why, size_t why_len)
 {
-	struct stat st;
+	struct statvfs st;
 	int err;
 
 	for (int i = 0; i < 16; i++) {
-		if (stat(path, &st) == 0 || errno != ENOTCONN)
+		/* Not stat(): what the kernel remembers outlives us. */
+		if (statvfs(path, &st) == 0 || errno != ENOTCONN)
 			return 0;
 		err = mountpoint_unmount(path, true);
 		if (err)
