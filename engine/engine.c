@@ -109,13 +109,14 @@ int commit_and_drop(struct engine *e, struct txn *t, uint64_t *seq)
 {
 	/* The list is the door's: take it before the door is given back. */
 	CLEANUP(free_p) struct dropped *drops = MOVE(e->drops);
-	size_t n = e->n_drops;
+	size_t n = e->n_drops, len = txn_len(t);
 	int r;
 
 	e->n_drops = e->cap_drops = 0;
 	r = txn_commit(t, seq);
 	if (r < 0)
 		return r;
+	version_bound(e, len);
 	for (size_t i = 0; i < n; i++)
 		version_dead(e, drops[i].version, *seq);
 	return 0;

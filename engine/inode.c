@@ -315,7 +315,10 @@ void file_release(struct engine *e, uint64_t ino, uint64_t fh)
 			in->n_writers--;
 			if (!h->flushed)
 				in->n_unflushed--;
-			mark = in->written;
+			/* One that was flushed has had its mark; the last
+			 * one of all may make the seal final. */
+			mark = in->written &&
+			       (!h->flushed || in->n_writers == 0);
 		}
 		if (in->n_handles == 0)
 			last_handle_gone_locked(e, in);

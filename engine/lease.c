@@ -27,6 +27,21 @@ static uint64_t round_up(uint64_t v, uint64_t to)
 	return (v + to - 1) / to * to;
 }
 
+/* An allocation moves mtime; a time that the user set must stay. */
+static int preallocate(struct tier *t, int fd, uint64_t off, uint64_t len)
+{
+	struct timespec times[2] = { { .tv_nsec = UTIME_OMIT } };
+	struct stat st;
+	int r;
+
+	if (fstat(fd, &st))
+		return -errno;
+	r = t->ops->preallocate(t, fd, off, len);
+	times[1] = st.st_mtim;
+	futimens(fd, times);
+	return r;
+}
+
 /* Charges and allocates DRAM up to `upto` bytes of the file. */
 static int extend_dram(struct engine *e, struct inode *in, uint64_t upto)
 	MUST_HOLD(in->lock);
@@ -46,7 +61,7 @@ static int extend_dram(struct engine *e, struct inode *in, uint64_t upto)
 	r = e->dram->ops->open(e->dram, b->id, O_RDWR, &fd);
 	if (r < 0)
 		return r;
-	r = e->dram->ops->preallocate(e->dram, fd, from, upto - from);
+	r = preallocate(e->dram, fd, from, upto - from);
 	close(fd);
 	return r;
 }
@@ -72,7 +87,7 @@ static int extend_nvme(struct engine *e, struct inode *in, uint64_t upto)
 		r = t->ops->create(t, id, &fd);
 	if (r < 0)
 		return r;
-	r = t->ops->preallocate(t, fd, in->nvme_room, upto - in->nvme_room);
+	r = preallocate(t, fd, in->nvme_room, upto - in->nvme_room);
 	close(fd);
 	if (r == 0)
 		in->nvme_room = upto;
@@ -158,9 +173,15 @@ static bool look_locked(struct engine *e, struct inode *in)
 {
 	struct stat st;
 	uint64_t size, ahead, want, room;
+	struct look now;
 	int r;
 
 	if (!in->written || !in->backing || fstat(in->ro_fd, &st))
+		return false;
+	/* Unchanged since its mark: it was closed. An allocation would move
+	 * ctime, and the settler would take it for still being written. */
+	now = (struct look){ true, (uint64_t)st.st_size, st.st_ctim };
+	if (look_same(&in->mark, &now))
 		return false;
 	size = (uint64_t)st.st_size;
 	if (size == in->lease_size || size < LEASE_FROM) {

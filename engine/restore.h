@@ -3,10 +3,6 @@
  * Restore: the namespace of a fresh node from what a remote lists, and the
  * bytes of remote-only versions (DESIGN.md sections 4.7, 4.8).
  */
-/* NOTE to the publish engineer (from the lead, 05:05): I am writing
- * restore_import.c and restore_fetch.c myself now; please finish publish*.c
- * only, delete engine/zz_publish_missing.c's publish_* lines when it links,
- * and remove this note. */
 #ifndef CKPT_ENGINE_RESTORE_H
 #define CKPT_ENGINE_RESTORE_H
 

@@ -527,13 +527,19 @@ static int64_t settle_due(struct engine *e)
 static bool mapped_only(struct engine *e, struct inode *in)
 {
 	bool yes;
+	int r;
 
 	mutex_lock(&in->lock);
 	yes = in->written && in->n_handles == 0 &&
 	      now_mono_ns() - in->snapshot_ns > MAPPED_EVERY;
 	if (yes) {
 		in->snapshot_ns = now_mono_ns();
-		(void)settle_one_locked(e, in, true);
+		if (writer_left_locked(e, in))
+			r = seal_snapshot_locked(e, in);
+		else
+			r = seal_final_locked(e, in);
+		if (r < 0)
+			in->error = r;
 	}
 	mutex_unlock(&in->lock);
 	return yes;

@@ -24,6 +24,10 @@
 #define BACKOFF_MIN_NS INT64_C(100000000)
 #define BACKOFF_MAX_NS INT64_C(5000000000)
 #define N_STABLE_TRIES 3
+/* What one target may be. */
+#define LOG_MAX (16u << 20)
+#define SMALLS_MAX (16u << 20)
+#define N_MAX 8192
 
 void versions_init(struct versions *vs)
 {
@@ -31,6 +35,7 @@ void versions_init(struct versions *vs)
 	cond_init_mono(&vs->work);
 	cond_init_mono(&vs->changed);
 	TAILQ_INIT(&vs->queue);
+	STAILQ_INIT(&vs->bounds);
 	for (unsigned i = 0; i < N_BUCKETS; i++)
 		LIST_INIT(&vs->by_id[i]);
 }
@@ -64,7 +69,12 @@ void versions_fini(struct engine *e)
 {
 	struct versions *vs = &e->versions;
 	struct version *v;
+	struct bound *b;
 
+	while ((b = STAILQ_FIRST(&vs->bounds))) {
+		STAILQ_REMOVE_HEAD(&vs->bounds, next);
+		free(b);
+	}
 	while ((v = TAILQ_FIRST(&vs->queue))) {
 		TAILQ_REMOVE(&vs->queue, v, in_order);
 		LIST_REMOVE(v, by_id);
@@ -101,10 +111,81 @@ void version_insert(struct engine *e, struct version *v)
 	LIST_INSERT_HEAD(&vs->by_id[bucket_of(v->id)], v, by_id);
 	vs->n++;
 	vs->bytes += v->size;
+	vs->n_since++;
+	if (v->size <= META_SMALL_MAX)
+		vs->smalls_len += v->size;
 	if (v->state == VERSION_QUEUED)
 		pthread_cond_signal(&vs->work);
 	mutex_unlock(&vs->lock);
 }
+
+/* ---- targets ---------------------------------------------------------- */
+
+void version_bound(struct engine *e, size_t len)
+{
+	struct versions *vs = &e->versions;
+	struct bound *b;
+
+	mutex_lock(&vs->lock);
+	vs->log_len += len;
+	if (vs->log_len > LOG_MAX || vs->smalls_len > SMALLS_MAX ||
+	    vs->n_since > N_MAX) {
+		b = malloc(sizeof(*b)); /* none: the target grows */
+		if (b) {
+			b->seq = meta_accepted_seq(e->meta);
+			STAILQ_INSERT_TAIL(&vs->bounds, b, next);
+			vs->log_len = vs->smalls_len = vs->n_since = 0;
+		}
+	}
+	mutex_unlock(&vs->lock);
+}
+
+/*
+ * The newest number is read under the lock that version_dead() takes: who
+ * dies after it is pinned, who died before is not needed. An older number
+ * would do only if it had been chosen when it was the newest.
+ */
+uint64_t version_next_target(struct engine *e)
+{
+	struct versions *vs = &e->versions;
+	struct bound *b;
+	uint64_t target;
+
+	mutex_lock(&vs->lock);
+	while ((b = STAILQ_FIRST(&vs->bounds)) &&
+	       b->seq <= meta_nvme_seq(e->meta)) {
+		STAILQ_REMOVE_HEAD(&vs->bounds, next);
+		free(b);
+	}
+	if (b) {
+		target = b->seq;
+	} else {
+		target = meta_accepted_seq(e->meta);
+		vs->log_len = vs->smalls_len = vs->n_since = 0;
+	}
+	vs->target = target;
+	mutex_unlock(&vs->lock);
+	return target;
+}
+
+static bool is_between(uint64_t seq, uint64_t target, uint64_t dead)
+{
+	return seq <= target && dead > target;
+}
+
+static bool is_pinned_locked(struct versions *vs, uint64_t seq, uint64_t dead)
+{
+	struct bound *b;
+
+	if (is_between(seq, vs->target, dead))
+		return true;
+	STAILQ_FOREACH(b, &vs->bounds, next)
+		if (is_between(seq, b->seq, dead))
+			return true;
+	return false;
+}
+
+/* ---- in and out ------------------------------------------------------- */
 
 static void unlink_locked(struct versions *vs, struct version *v)
 {
@@ -161,7 +242,7 @@ void version_dead(struct engine *e, uint64_t id, uint64_t seq)
 		recorded = true;
 	} else {
 		v->dead_seq = seq;
-		pinned = v->seq <= vs->target && seq > vs->target;
+		pinned = is_pinned_locked(vs, v->seq, seq);
 		if (!pinned) {
 			unlink_locked(vs, v);
 			drop = v->held ? NULL : v;
@@ -247,28 +328,44 @@ static int read_backing(struct engine *e, struct backing *b, size_t len,
 	return 0;
 }
 
-int version_load_small(struct engine *e, struct version *v, void **out)
+/* From the capture, if there is one; else *b is the file to be read. */
+static int load_captured(struct engine *e, struct version *v, void **buf,
+			 struct backing **b)
 {
 	struct versions *vs = &e->versions;
-	struct backing *b = NULL;
-	void *buf = NULL;
 	int r = 0;
 
 	mutex_lock(&vs->lock);
 	if (v->small) {
-		buf = malloc(v->size ? v->size : 1);
-		if (buf)
-			memcpy(buf, v->small, v->size);
+		*buf = malloc(v->size ? v->size : 1);
+		if (*buf)
+			memcpy(*buf, v->small, v->size);
 		else
 			r = -ENOMEM;
-	} else {
-		b = v->backing;
-		backing_get(e, b);
+	} else if (b) {
+		*b = v->backing;
+		backing_get(e, *b);
 	}
 	mutex_unlock(&vs->lock);
-	if (b) {
-		r = read_backing(e, b, v->size, &buf);
+	return r;
+}
+
+int version_load_small(struct engine *e, struct version *v, void **out)
+{
+	CLEANUP(free_p) void *read = NULL;
+	struct backing *b = NULL;
+	void *buf = NULL;
+	int r;
+
+	r = load_captured(e, v, &buf, &b);
+	if (r == 0 && b) {
+		r = read_backing(e, b, v->size, &read);
 		backing_put(e, b);
+		/* Captured since: the file may have changed as we read it. */
+		if (r == 0)
+			r = load_captured(e, v, &buf, NULL);
+		if (r == 0 && !buf)
+			buf = MOVE(read);
 	}
 	if (r < 0)
 		return r;
@@ -297,31 +394,61 @@ int version_small(struct engine *e, uint64_t id, void **out, size_t *len)
 	return r;
 }
 
+static int small_crcs(struct engine *e, struct version *v, uint32_t **out)
+{
+	CLEANUP(free_p) void *data = NULL;
+	uint32_t *crcs = malloc(sizeof(*crcs));
+	int r;
+
+	if (!crcs)
+		return -ENOMEM;
+	r = version_load_small(e, v, &data);
+	if (r < 0) {
+		free(crcs);
+		return r;
+	}
+	crcs[0] = crc32c(0, data, v->size);
+	*out = crcs;
+	return 0;
+}
+
+/* v is held. -ENOENT: not known yet. */
+static int unrecorded_crcs(struct engine *e, struct version *v,
+			   uint32_t **out)
+{
+	size_t len = N_CHUNKS(v->size) * sizeof(uint32_t);
+	uint32_t *crcs = NULL;
+
+	if (v->size <= META_SMALL_MAX)
+		return small_crcs(e, v, out);
+	mutex_lock(&e->versions.lock);
+	if (v->crcs && v->state == VERSION_FLUSHED) {
+		crcs = malloc(len);
+		if (crcs)
+			memcpy(crcs, v->crcs, len);
+	}
+	mutex_unlock(&e->versions.lock);
+	*out = crcs;
+	return crcs ? 0 : -ENOENT;
+}
+
 int version_crcs(struct engine *e, uint64_t id, uint64_t size, uint32_t **out)
 {
 	struct versions *vs = &e->versions;
-	size_t len = N_CHUNKS(size) * sizeof(uint32_t);
 	CLEANUP(copy_rec_fini) struct copy_rec copy = { 0 };
-	uint32_t *crcs = NULL;
 	struct version *v;
-	bool found;
 	int r;
 
 	mutex_lock(&vs->lock);
 	v = find_locked(vs, id);
-	found = v != NULL;
-	if (v && v->crcs && v->state == VERSION_FLUSHED && v->size == size) {
-		crcs = malloc(len ? len : 1);
-		if (crcs)
-			memcpy(crcs, v->crcs, len);
-	}
+	if (v)
+		version_hold_locked(v);
 	mutex_unlock(&vs->lock);
-	if (crcs) {
-		*out = crcs;
-		return 0;
+	if (v) {
+		r = v->size == size ? unrecorded_crcs(e, v, out) : -ENOENT;
+		version_unhold(e, v);
+		return r;
 	}
-	if (found)
-		return -ENOENT;
 	r = meta_copy(e->meta, id, COPY_NVME, &copy);
 	if (r < 0)
 		return r;
@@ -364,23 +491,36 @@ static int preserve_unrecorded(struct engine *e, struct version *v,
 {
 	struct versions *vs = &e->versions;
 	struct backing *own = NULL, *old;
+	enum version_state state;
 	void *small = NULL;
 	int r = 0;
 
-	if (v->size <= META_SMALL_MAX)
-		r = read_backing(e, b, v->size, &small);
-	else if (v->state != VERSION_FLUSHED && v->size < COPY_BELOW)
-		r = copy_to_own(e, b, v->size, v->id, &own);
-	else if (v->state != VERSION_FLUSHED)
-		return -EAGAIN;
+	/* A flusher that reads b must be waited for, and none may begin. */
+	mutex_lock(&vs->lock);
+	state = v->state;
+	if (state == VERSION_RUNNING ||
+	    (state != VERSION_FLUSHED && v->size >= COPY_BELOW))
+		r = -EAGAIN;
+	else if (state != VERSION_FLUSHED)
+		v->state = VERSION_RUNNING;
+	mutex_unlock(&vs->lock);
 	if (r < 0)
 		return r;
+	if (v->size <= META_SMALL_MAX)
+		r = read_backing(e, b, v->size, &small);
+	else if (state != VERSION_FLUSHED)
+		r = copy_to_own(e, b, v->size, v->id, &own);
 	mutex_lock(&vs->lock);
-	old = v->backing;
-	v->backing = own;
+	v->state = state;
+	pthread_cond_signal(&vs->work);
+	old = r < 0 ? NULL : v->backing;
+	if (r == 0)
+		v->backing = own;
 	if (small && !v->small)
 		v->small = MOVE(small);
 	mutex_unlock(&vs->lock);
+	if (r < 0)
+		return r;
 	free(small);
 	backing_put(e, old);
 	return 0;

@@ -25,9 +25,6 @@
 
 #define MS INT64_C(1000000)
 #define LINGER_NS (100 * MS)
-#define LOG_MAX (16u << 20)
-#define SMALLS_MAX (16u << 20)
-#define N_MAX 8192
 
 void follow_kick(struct engine *e, bool hurry)
 {
@@ -156,37 +153,6 @@ static void batch_fini(struct engine *e, struct batch *b)
 	free(b->copies);
 	free(b->smalls);
 	free(b->small_crcs);
-}
-
-/* The target is lowered until log, smalls and count are within bounds. */
-static int pick_target(struct engine *e, uint64_t *out)
-{
-	struct versions *vs = &e->versions;
-	uint64_t target, smalls = 0, n = 0;
-	struct version *v;
-	int r;
-
-	r = meta_log_bound(e->meta, meta_accepted_seq(e->meta), LOG_MAX,
-			   &target);
-	if (r < 0)
-		return r;
-	mutex_lock(&vs->lock);
-	TAILQ_FOREACH(v, &vs->queue, in_order)
-	{
-		if (v->seq > target)
-			break;
-		if (v->size <= META_SMALL_MAX)
-			smalls += v->size;
-		n++;
-		if (n > 1 && (smalls > SMALLS_MAX || n > N_MAX)) {
-			target = v->seq - 1;
-			break;
-		}
-	}
-	vs->target = target;
-	mutex_unlock(&vs->lock);
-	*out = target;
-	return 0;
 }
 
 enum need { NEED_NOTHING, NEED_FLUSH, NEED_FAILED };
@@ -409,10 +375,10 @@ static void bury_the_dead(struct engine *e)
 static int advance_once(struct engine *e)
 {
 	struct batch b = { 0 };
-	int r;
+	int r = 0;
 
-	r = pick_target(e, &b.target);
-	if (r == 0 && b.target > meta_nvme_seq(e->meta)) {
+	b.target = version_next_target(e);
+	if (b.target > meta_nvme_seq(e->meta)) {
 		r = wait_needed(e, b.target);
 		if (r == 0)
 			r = write_batch(e, &b);

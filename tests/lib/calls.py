@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""System calls that Python's os lacks, and small things tests share."""
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import struct
+import time
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate64.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong,
+                              ctypes.c_longlong]
+_libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int,
+                            ctypes.c_char_p, ctypes.c_uint]
+
+AT_FDCWD = -100
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+RENAME_WHITEOUT = 4
+
+KEEP_SIZE = 1
+PUNCH_HOLE = 2
+COLLAPSE_RANGE = 8
+ZERO_RANGE = 16
+
+F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW = 36, 37, 38
+
+
+def _check(result):
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def rename2(old, new, flags=0):
+    _check(_libc.renameat2(AT_FDCWD, os.fsencode(old), AT_FDCWD,
+                           os.fsencode(new), flags))
+
+
+def fallocate(fd, mode, offset, length):
+    _check(_libc.fallocate64(fd, mode, offset, length))
+
+
+def lock(fd, command, kind, start=0, length=0):
+    """fcntl's byte-range locks in the kernel's struct, also OFD ones. With
+    the GETLK commands: the kind of lock in the way."""
+    flock = struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
+    return struct.unpack("hhqqi4x", fcntl.fcntl(fd, command, flock))[0]
+
+
+@contextlib.contextmanager
+def fails(*codes):
+    """The block fails with one of these errno values."""
+    wanted = " or ".join(errno.errorcode[c] for c in codes)
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in codes:
+            raise AssertionError(f"{wanted} was wanted") from e
+    else:
+        raise AssertionError(f"it worked; {wanted} was wanted")
+
+
+def errno_of(function, *arguments, **more):
+    """0, or the errno with which it fails."""
+    try:
+        function(*arguments, **more)
+    except OSError as e:
+        return e.errno
+    return 0
+
+
+def noise(n, seed=0):
+    """n bytes that look random, the same ones for the same seed."""
+    return hashlib.shake_128(repr(seed).encode()).digest(n)
+
+
+def write(path, data, mode=0o666):
+    """As `with open(path, "wb")` would; the path is returned."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        write_all(fd, data)
+    finally:
+        os.close(fd)
+    return path
+
+
+def write_all(fd, data):
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view):]
+
+
+def read(path):
+    with open(path, "rb", buffering=0) as f:
+        return f.readall()
+
+
+@contextlib.contextmanager
+def opened(path, flags=os.O_RDWR, mode=0o666):
+    fd = os.open(path, flags, mode)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def digest(path):
+    return hashlib.sha256(read(path)).hexdigest()
+
+
+def xattrs(path):
+    return {name: os.getxattr(path, name, follow_symlinks=False)
+            for name in sorted(os.listxattr(path, follow_symlinks=False))}
+
+
+def describe(path, times=True, owner=True):
+    """All that must survive of one file, of whatever kind."""
+    s = os.lstat(path)
+    kind = stat.S_IFMT(s.st_mode)
+    what = {"mode": oct(s.st_mode)}
+    if times:
+        what["mtime"] = s.st_mtime_ns
+    if owner:
+        what["owner"] = (s.st_uid, s.st_gid)
+    if kind == stat.S_IFREG:
+        what["size"] = s.st_size
+        what["sha256"] = digest(path)
+    if kind == stat.S_IFLNK:
+        what["target"] = os.readlink(path)
+    if kind in (stat.S_IFBLK, stat.S_IFCHR):
+        what["device"] = s.st_rdev
+    if kind in (stat.S_IFREG, stat.S_IFDIR):
+        what["xattrs"] = xattrs(path)
+    return what
+
+
+def tree(top, **how):
+    """Everything below top: {relative name: describe()}."""
+    found = {}
+    for folder, folders, files in os.walk(top):
+        for name in folders + files:
+            path = os.path.join(folder, name)
+            found[os.path.relpath(path, top)] = describe(path, **how)
+    return found
+
+
+def difference(one, other):
+    """What two tree()s differ in, to be read by people; empty if nothing."""
+    lines = []
+    for name in sorted(set(one) | set(other)):
+        if one.get(name) != other.get(name):
+            lines.append(f"{name}: {one.get(name)} / {other.get(name)}")
+    return "\n".join(lines)
+
+
+def tick():
+    """Waits until the clock that stamps files has moved on."""
+    def now():
+        return time.clock_gettime_ns(5)  # CLOCK_REALTIME_COARSE
+    start = now()
+    while now() <= start + 1_000_000:
+        time.sleep(0.001)
+
+
+def blocks(fd):
+    """The (start, end) ranges of an open file that are not holes."""
+    ranges, at = [], 0
+    while True:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as e:
+            if e.errno == errno.ENXIO:
+                return ranges
+            raise
+        at = os.lseek(fd, start, os.SEEK_HOLE)
+        ranges.append((start, at))

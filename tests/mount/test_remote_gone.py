@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A remote that vanishes stops the remote watermark and nothing else."""
+import os
+import time
+
+import pytest
+
+from calls import noise, opened, read, write
+from mounted import PATIENCE, until
+
+MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def not_plain(mode):
+    if mode == "plain":
+        pytest.skip("a plain directory has no remote")
+
+
+def take_away(m):
+    os.rename(m.remote_dir, m.base / "away")
+
+
+def bring_back(m):
+    os.rename(m.base / "away", m.remote_dir)
+
+
+def remote_error(m):
+    return m.status()["tiers"][2]["error"]
+
+
+def test_gone_and_back(fresh):
+    m = fresh(remote=True)
+    write(m.path / "before", noise(MB, 0))
+    m.wait("remote")
+    take_away(m)
+    begin = time.monotonic()
+    write(m.path / "during", noise(3 * MB, 1))
+    os.rename(m.path / "before", m.path / "renamed")
+    with opened(m.path / "during", os.O_RDONLY) as fd:
+        os.fsync(fd)
+    m.wait("nvme", timeout=20)
+    assert read(m.path / "during") == noise(3 * MB, 1)
+    assert time.monotonic() - begin < 10 * PATIENCE, "nobody waits for it"
+    until(lambda: remote_error(m))
+    assert os.getxattr(m.path / "during", "user.ckpt.state") == b"nvme"
+    bring_back(m)
+    m.wait("remote", timeout=60)
+    assert remote_error(m) == ""
+    assert read(m.remote_dir / "during") == noise(3 * MB, 1)
+    assert read(m.remote_dir / "renamed") == noise(MB, 0)
+    assert not (m.remote_dir / "before").exists()
+
+
+def test_gone_while_the_daemon_ends(fresh):
+    """umount drains to NVMe, not to a remote that is not there."""
+    m = fresh(remote=True)
+    write(m.path / "a", b"a")
+    m.wait("remote")
+    take_away(m)
+    write(m.path / "b", noise(2 * MB))
+    m.stop()
+    bring_back(m)
+    m.start()
+    assert read(m.path / "b") == noise(2 * MB)
+    m.wait("remote")
+    assert read(m.remote_dir / "b") == noise(2 * MB)
+
+
+def test_gone_at_mount_with_local_state(fresh):
+    """Comes up degraded, says so, goes on; catches up when it is back."""
+    m = fresh(remote=True)
+    write(m.path / "a", noise(MB))
+    m.wait("remote")
+    m.stop()
+    take_away(m)
+    m.start()
+    assert read(m.path / "a") == noise(MB)
+    write(m.path / "b", noise(MB, "b"))
+    m.wait("nvme", timeout=20)
+    until(lambda: remote_error(m))
+    bring_back(m)
+    m.wait("remote", timeout=60)
+    assert read(m.remote_dir / "b") == noise(MB, "b")
+
+
+def test_another_directory_in_its_place(fresh):
+    """An empty directory of the same name (an unmounted NFS) is not taken for
+    the remote: nothing is published there."""
+    m = fresh(remote=True)
+    write(m.path / "a", b"a")
+    m.wait("remote")
+    take_away(m)
+    os.mkdir(m.remote_dir)
+    write(m.path / "b", b"b")
+    m.wait("nvme")
+    until(lambda: remote_error(m))
+    assert [n for n in os.listdir(m.remote_dir) if n != ".ckptfs"] == []
+    for folder, _, _ in os.walk(m.remote_dir, topdown=False):
+        os.rmdir(folder)
+    bring_back(m)
+    m.wait("remote", timeout=60)
+    assert read(m.remote_dir / "b") == b"b"
+
+
+def test_only_copy_gone(fresh):
+    """What is on the remote only cannot be read then: an error, no hang; and
+    once it is back it can."""
+    m = fresh(remote=True)
+    write(m.path / "f", noise(3 * MB))
+    write(m.path / "here", noise(MB, 1))
+    m.evict("remote", m.path / "f")
+    take_away(m)
+    begin = time.monotonic()
+    with pytest.raises(OSError):
+        read(m.path / "f")
+    assert time.monotonic() - begin < 60 * PATIENCE
+    assert read(m.path / "here") == noise(MB, 1)
+    assert os.stat(m.path / "f").st_size == 3 * MB
+    bring_back(m)
+
+    def readable():
+        try:
+            return read(m.path / "f") == noise(3 * MB)
+        except OSError:
+            return False
+
+    until(readable, 30)
+
+
+def test_read_only_for_us(fresh, mode):
+    """Rights withdrawn from an ordinary user, and given back."""
+    if mode != "user":
+        pytest.skip("root may write everywhere")
+    m = fresh(remote=True)
+    write(m.path / "a", b"a")
+    m.wait("remote")
+    for folder, _, _ in os.walk(m.remote_dir):
+        os.chmod(folder, 0o500)
+    write(m.path / "b", b"b")
+    m.wait("nvme")
+    until(lambda: remote_error(m))
+    for folder, _, _ in os.walk(m.remote_dir):
+        os.chmod(folder, 0o700)
+    m.wait("remote", timeout=60)
+    assert read(m.remote_dir / "b") == b"b"

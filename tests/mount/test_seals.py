@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which content a version gets, whoever else holds the file (DESIGN.md 4.5).
+
+Each test ends with the DRAM lost: what is read then is what was sealed."""
+import mmap
+import os
+import signal
+import subprocess
+
+import pytest
+
+from calls import noise, opened, read, tick, write, write_all
+from mounted import until
+
+MB = 1 << 20
+OLD, NEW = noise(3 * MB, "old"), noise(2 * MB + 77, "new")
+
+
+class Holder:
+    """A forked child that keeps what it inherited until it is let go."""
+
+    def __init__(self, at_end=lambda: None):
+        down, self.up = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.read(down, 1)
+                at_end()
+            finally:
+                os._exit(0)
+        os.close(down)
+
+    def let_go(self):
+        if self.pid:
+            os.write(self.up, b"x")
+            os.close(self.up)
+            os.waitpid(self.pid, 0)
+            self.pid = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.let_go()
+
+
+@pytest.fixture(params=["small", "large"])
+def pair(request):
+    """Contents on either side of what is kept in the database."""
+    return (OLD, NEW) if request.param == "large" else (OLD[:3000], NEW[:900])
+
+
+def test_reader_holds_latest_while_it_is_rewritten(fresh, pair):
+    old, new = pair
+    m = fresh()
+    latest = write(m.path / "latest", old)
+    m.wait("nvme")
+    with opened(latest, os.O_RDONLY) as reader:
+        assert os.pread(reader, len(old) + 1, 0) == old
+        write(latest, new)
+        assert os.pread(reader, len(old) + 1, 0) == new, "one inode"
+        assert os.fstat(reader).st_ino == os.stat(latest).st_ino
+        m.wait("nvme", timeout=20)
+        write(latest, old)
+        assert os.pread(reader, len(old) + 1, 0) == old
+        write(latest, new)
+        m.wait("nvme", timeout=20)
+    m.lose_dram()
+    assert read(latest) == new
+
+
+def test_reader_maps_latest_while_it_is_rewritten(fresh):
+    """The reader's descriptor is gone, its mapping is not. A truncate under a
+    mapping must not crash it: only pages still there are read."""
+    m = fresh()
+    latest = write(m.path / "latest", OLD)
+    with opened(latest, os.O_RDONLY) as fd:
+        view = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    m.wait("nvme")
+    write(latest, NEW)
+    assert read(latest) == NEW
+    m.wait("nvme", timeout=20)
+    view.close()
+    m.lose_dram()
+    assert read(latest) == NEW
+
+
+def test_rewrite_cut_half_way(fresh, pair):
+    """O_TRUNC, half of the new content, then the machine is lost: the path
+    holds the complete older version."""
+    old, new = pair
+    m = fresh()
+    latest = write(m.path / "latest", old)
+    m.wait("nvme")
+    fd = os.open(latest, os.O_WRONLY | os.O_TRUNC)
+    os.write(fd, new[:len(new) // 2])
+    if m.plain:
+        os.close(fd)
+        return
+    m.lose_dram()
+    assert read(latest) == old
+    os.close(fd)
+
+
+def test_rewrite_cut_half_way_under_a_reader(fresh, pair):
+    old, new = pair
+    m = fresh()
+    latest = write(m.path / "latest", old)
+    m.wait("nvme")
+    reader = os.open(latest, os.O_RDONLY)
+    fd = os.open(latest, os.O_WRONLY | os.O_TRUNC)
+    os.write(fd, new[:len(new) // 2])
+    if not m.plain:
+        m.lose_dram()
+        assert read(latest) == old
+    os.close(fd)
+    os.close(reader)
+
+
+def test_rewrite_in_place_cut_half_way(fresh):
+    """The same without O_TRUNC, the file just flushed or not at all yet."""
+    for waits in (True, False):
+        m = fresh()
+        f = write(m.path / "f", OLD)
+        if waits:
+            m.wait("nvme")
+        fd = os.open(f, os.O_RDWR)
+        os.pwrite(fd, b"torn" * 1000, MB)
+        if not m.plain:
+            m.wait("nvme", m.path)
+            m.lose_dram()
+            assert read(f) == OLD
+        os.close(fd)
+
+
+def test_subprocesses_during_a_save(fresh):
+    """Each inherits the descriptor, and drops it: that is no close of ours."""
+    m = fresh()
+    parts = [noise(300_000, i) for i in range(8)]
+    fd = os.open(m.path / "model.pt", os.O_CREAT | os.O_WRONLY)
+    os.set_inheritable(fd, True)
+    for i, part in enumerate(parts):
+        write_all(fd, part)
+        subprocess.run(["true"], close_fds=False, check=True)
+        write(m.path / f"event-{i}", b"x")
+    os.close(fd)
+    write(m.path / "latest", b"model.pt")
+    m.wait("nvme")
+    m.lose_dram()
+    assert read(m.path / "model.pt") == b"".join(parts)
+    assert read(m.path / "latest") == b"model.pt"
+
+
+def test_forked_workers_during_a_save(fresh):
+    """DataLoader workers: forked while files are open, alive all the time."""
+    m = fresh()
+    parts = [noise(300_000, i) for i in range(6)]
+    holders = []
+    fd = os.open(m.path / "model.pt", os.O_CREAT | os.O_WRONLY)
+    for part in parts:
+        write_all(fd, part)
+        holders.append(Holder())
+    os.close(fd)
+    (m.path / "step-1").mkdir()
+    write(m.path / "latest", b"model.pt")
+    for h in holders[::2]:
+        h.let_go()
+    m.wait("nvme", timeout=20)
+    if not m.plain:
+        m.lose_dram()
+    assert read(m.path / "model.pt") == b"".join(parts)
+    assert read(m.path / "latest") == b"model.pt"
+    for h in holders:
+        h.let_go()
+
+
+def test_child_keeps_the_descriptor_while_latest_is_written(fresh):
+    """The parent closes, renames and writes `latest`; the child never closes.
+    The shard has to be there all the same, and before `latest` is."""
+    m = fresh()
+    fd = os.open(m.path / "tmp", os.O_CREAT | os.O_RDWR)
+    write_all(fd, NEW)
+    with Holder():
+        os.close(fd)
+        os.rename(m.path / "tmp", m.path / "shard")
+        write(m.path / "latest", b"shard")
+        m.wait("nvme", timeout=20)
+        m.lose_dram()
+        assert read(m.path / "latest") == b"shard"
+        assert read(m.path / "shard") == NEW
+
+
+def test_child_writes_on_after_the_parent_closed(fresh):
+    m = fresh()
+    fd = os.open(m.path / "f", os.O_CREAT | os.O_RDWR)
+    write_all(fd, OLD)
+    with Holder(lambda: os.pwrite(fd, b"child", 100)) as child:
+        os.close(fd)
+        write(m.path / "latest", b"f")
+        m.wait("nvme", timeout=20)
+        child.let_go()
+        want = OLD[:100] + b"child" + OLD[105:]
+        assert read(m.path / "f") == want
+    m.remount()
+    assert read(m.path / "f") == want
+
+
+def test_dup_is_closed_in_mid_write(fresh):
+    m = fresh()
+    fd = os.open(m.path / "f", os.O_CREAT | os.O_RDWR)
+    for i in range(5):
+        write_all(fd, noise(100_000, i))
+        os.close(os.dup(fd))
+        os.mkdir(m.path / f"event-{i}")
+    os.close(fd)
+    m.wait("nvme")
+    m.lose_dram()
+    assert read(m.path / "f") == b"".join(noise(100_000, i) for i in range(5))
+
+
+def test_rename_before_close(fresh):
+    m = fresh()
+    fd = os.open(m.path / "tmp", os.O_CREAT | os.O_RDWR)
+    write_all(fd, NEW)
+    os.rename(m.path / "tmp", m.path / "final")
+    write(m.path / "latest", b"final")
+    os.close(fd)
+    m.wait("nvme")
+    m.lose_dram()
+    assert sorted(os.listdir(m.path)) == ["final", "latest"]
+    assert read(m.path / "final") == NEW
+
+
+def test_rename_before_close_then_more(fresh):
+    m = fresh()
+    with opened(m.path / "tmp", os.O_CREAT | os.O_RDWR) as fd:
+        write_all(fd, OLD)
+        os.rename(m.path / "tmp", m.path / "final")
+        m.wait("nvme", timeout=20)
+        write_all(fd, NEW)
+    m.wait("nvme")
+    m.lose_dram()
+    assert read(m.path / "final") == OLD + NEW
+
+
+def test_link_before_close(fresh):
+    m = fresh()
+    with opened(m.path / "a", os.O_CREAT | os.O_RDWR) as fd:
+        write_all(fd, NEW)
+        os.link(m.path / "a", m.path / "b")
+        os.unlink(m.path / "a")
+    m.wait("nvme")
+    m.lose_dram()
+    assert os.listdir(m.path) == ["b"]
+    assert read(m.path / "b") == NEW
+
+
+def test_renamed_over_while_the_old_one_is_written(fresh):
+    """The replaced file's writer goes on, into a file without a name."""
+    m = fresh()
+    with opened(m.path / "f", os.O_CREAT | os.O_RDWR) as fd:
+        write_all(fd, OLD)
+        write(m.path / "tmp", NEW)
+        os.rename(m.path / "tmp", m.path / "f")
+        write_all(fd, OLD)
+        assert os.fstat(fd).st_size == 2 * len(OLD)
+    m.wait("nvme")
+    m.lose_dram()
+    assert os.listdir(m.path) == ["f"]
+    assert read(m.path / "f") == NEW
+
+
+TIME = 1_400_000_000_123_456_789
+
+
+def test_mtime_set_after_the_seal(fresh, m):
+    """cp -p: write, close, utimensat."""
+    one = fresh()
+    f = write(one.path / "f", NEW)
+    one.wait("nvme")
+    os.utime(f, ns=(TIME, TIME))
+    for step in (lambda: one.wait("nvme"), lambda: one.evict("nvme"),
+                 one.remount):
+        step()
+        assert os.stat(f).st_mtime_ns == TIME
+    g = write(one.path / "g", NEW)
+    os.utime(g, ns=(TIME, TIME))
+    one.wait("nvme")
+    one.lose_dram()
+    assert os.stat(g).st_mtime_ns == TIME and read(g) == NEW
+
+
+def test_mtime_set_before_close(fresh):
+    m = fresh()
+    with opened(m.path / "f", os.O_CREAT | os.O_RDWR) as fd:
+        write_all(fd, NEW)
+        os.utime(fd, ns=(TIME, TIME))
+    assert os.stat(m.path / "f").st_mtime_ns == TIME
+    m.wait("nvme")
+    assert os.stat(m.path / "f").st_mtime_ns == TIME
+    m.remount()
+    assert os.stat(m.path / "f").st_mtime_ns == TIME
+
+
+def test_mtime_set_while_a_child_holds_the_file(fresh):
+    m = fresh()
+    fd = os.open(m.path / "f", os.O_CREAT | os.O_RDWR)
+    write_all(fd, NEW)
+    with Holder():
+        os.close(fd)
+        os.utime(m.path / "f", ns=(TIME, TIME))
+        os.chmod(m.path / "f", 0o640)
+        m.wait("nvme", timeout=20)
+        assert os.stat(m.path / "f").st_mtime_ns == TIME
+    write(m.path / "latest", b"f")
+    m.remount()
+    s = os.stat(m.path / "f")
+    assert s.st_mtime_ns == TIME and s.st_mode & 0o777 == 0o640
+    assert read(m.path / "f") == NEW
+
+
+def test_times_of_last_write_survive(fresh):
+    m = fresh()
+    write(m.path / "f", NEW)
+    (m.path / "dir").mkdir()
+    write(m.path / "dir" / "g", b"x")
+    tick()
+    os.chmod(m.path / "f", 0o600)
+    os.setxattr(m.path / "dir", "user.a", b"1")
+    before = {n: os.stat(m.path / n) for n in ("f", "dir", "dir/g", ".")}
+    m.remount()
+    for name, s in before.items():
+        after = os.stat(m.path / name)
+        assert (after.st_mtime_ns, after.st_ctime_ns, after.st_ino) == (
+            s.st_mtime_ns, s.st_ctime_ns, s.st_ino), name
+
+
+def test_writer_that_is_killed(fresh):
+    """Counts as one that closed; whatever it had written is a version."""
+    m = fresh()
+    write(m.path / "before", OLD)
+    pid = os.fork()
+    if pid == 0:
+        fd = os.open(m.path / "f", os.O_CREAT | os.O_WRONLY)
+        write_all(fd, NEW)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    write(m.path / "latest", b"x")
+    if not m.plain:
+        until(lambda: os.getxattr(m.path / "f",
+                                  "user.ckpt.state") != b"writing")
+    m.wait("nvme")
+    m.lose_dram()
+    assert read(m.path / "f") == NEW
+
+
+@pytest.mark.parametrize("flags", [os.O_RDWR, os.O_RDWR | os.O_TRUNC])
+def test_opened_for_writing_and_not_written(fresh, flags):
+    m = fresh()
+    f = write(m.path / "f", OLD)
+    m.evict("nvme")
+    os.close(os.open(f, flags))
+    want = b"" if flags & os.O_TRUNC else OLD
+    assert read(f) == want
+    m.wait("nvme")
+    m.lose_dram()
+    assert read(f) == want
+
+
+def test_many_versions_of_one_file(fresh):
+    """Rewritten faster than it is flushed."""
+    m = fresh()
+    f = m.path / "latest"
+    for i in range(100):
+        write(f, noise(50_000 + i, i))
+    m.wait("nvme")
+    m.lose_dram()
+    assert read(f) == noise(50_099, 99)
+    for i in range(20):
+        write(f, noise(MB + i, i))
+    m.lose_dram()
+    data = read(f)
+    if not m.plain:
+        assert data == noise(50_099, 99) or \
+            data == noise(MB + len(data) - MB, len(data) - MB)
