@@ -92,6 +92,15 @@ struct version {
 	bool recorded; /* the durable database has its copy */
 };
 
+/*
+ * A number that will be a target, chosen while it is the newest one: from
+ * then on no version that the state at that number needs is dropped.
+ */
+struct bound {
+	STAILQ_ENTRY(bound) next;
+	uint64_t seq;
+};
+
 struct versions {
 	struct mutex lock;
 	pthread_cond_t work;    /* something QUEUED, or stop */
@@ -99,6 +108,8 @@ struct versions {
 	TAILQ_HEAD(version_queue, version) queue;
 	LIST_HEAD(, version) by_id[N_BUCKETS];
 	uint64_t target; /* what the follower works towards: pins */
+	STAILQ_HEAD(, bound) bounds; /* later targets: pin, too */
+	uint64_t log_len, smalls_len, n_since; /* since the last of them */
 	uint64_t n, bytes;
 	bool stop;
 };
@@ -280,6 +291,11 @@ void version_insert(struct engine *e, struct version *v);
 void version_discard(struct engine *e, uint64_t id);
 /* After the commit: version was replaced or unlinked at seq. */
 void version_dead(struct engine *e, uint64_t id, uint64_t seq);
+/* After a commit of that many bytes, before any version_dead() of it: what
+ * waits for the follower is cut into targets of bounded size. */
+void version_bound(struct engine *e, size_t len);
+/* The follower's next target, pinned; D if there is none. */
+uint64_t version_next_target(struct engine *e);
 void version_hold_locked(struct version *v);
 void version_unhold(struct engine *e, struct version *v);
 /* A snapshot whose writers are gone without a change: may be mapped. */
@@ -351,12 +367,18 @@ MUST_CHECK int seal_snapshot_locked(struct engine *e, struct inode *in)
 MUST_CHECK int look_at(struct inode *in, struct look *out);
 bool look_same(const struct look *a, const struct look *b);
 bool writer_left_locked(struct engine *e, struct inode *in) MUST_HOLD(in->lock);
+/* Every handle was closed or flushed: what it holds is a version, now. */
+MUST_CHECK int settle_closed_locked(struct engine *e, struct inode *in)
+	MUST_HOLD(in->lock);
 int64_t ts_ns(const struct timespec *ts);
 uint64_t content_blocks(int fd, const struct stat *st);
 void *settler_main(void *arg);
 
 /* lease.c */
 void *leaser_main(void *arg);
+/* Room on NVMe for what was accepted, or -ENOSPC to whoever closes. */
+MUST_CHECK int lease_nvme_locked(struct engine *e, struct inode *in,
+				 uint64_t size) MUST_HOLD(in->lock);
 MUST_CHECK int lease_exact_locked(struct engine *e, struct inode *in,
 				  uint64_t size) MUST_HOLD(in->lock);
 void lease_trim_locked(struct engine *e, struct inode *in) MUST_HOLD(in->lock);

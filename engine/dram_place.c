@@ -304,9 +304,9 @@ static int shm_check(struct dram_place *p, uint64_t want)
 }
 
 /* logind empties /dev/shm of a user's files when the last session ends. */
-static void shm_warn(const struct dram_place *p)
+void dram_place_warn(const struct dram_place *p)
 {
-	if (geteuid() < FIRST_USER_UID || access("/run/systemd/seats", F_OK))
+	if (p->own_tmpfs || geteuid() < FIRST_USER_UID || access("/run/systemd/seats", F_OK))
 		return;
 	message_warning("the DRAM tier is in '%s': systemd may remove it when "
 			"you log out (RemoveIPC=; 'loginctl enable-linger' "
@@ -349,8 +349,6 @@ static int place_shm(struct dram_place *p, const char *name, uint64_t limit,
 		rc = own_dir(p->dir);
 	if (!rc)
 		rc = own_dir(p->meta_dir);
-	if (!rc)
-		shm_warn(p);
 	return rc;
 }
 

@@ -556,11 +556,9 @@ int engine_start(const struct engine_config *config, char *why, size_t why_len,
 			engine_free(e, e->opened.start == META_CARRIED_ON);
 		return r;
 	}
-	message_info("%s%s%s",
-		     e->opened.start == META_FRESH        ? "fresh state"
-		     : e->opened.start == META_CARRIED_ON ? "carried on"
-							  : "recovered",
-		     e->opened.reason[0] ? ": " : "", e->opened.reason);
+	dram_place_warn(&e->place);
+	if (e->opened.reason[0])
+		message_debug("start: %s", e->opened.reason);
 	*out = e;
 	return 0;
 }

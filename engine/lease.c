@@ -94,6 +94,11 @@ static int extend_nvme(struct engine *e, struct inode *in, uint64_t upto)
 	return r;
 }
 
+int lease_nvme_locked(struct engine *e, struct inode *in, uint64_t size)
+{
+	return in->backing ? extend_nvme(e, in, round_up(size, 4096)) : 0;
+}
+
 int lease_exact_locked(struct engine *e, struct inode *in, uint64_t size)
 {
 	uint64_t upto = round_up(size, 4096);

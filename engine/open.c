@@ -368,17 +368,28 @@ static int move_to_writable(struct engine *e, struct inode *in,
 }
 
 static int prepare_write_locked(struct engine *e, struct inode *in,
-				const struct inode_rec *rec, bool trunc)
-	MUST_HOLD(in->lock);
+				struct inode_rec *rec, bool trunc,
+				uint64_t *wait_for) MUST_HOLD(in->lock);
 static int prepare_write_locked(struct engine *e, struct inode *in,
-				const struct inode_rec *rec, bool trunc)
+				struct inode_rec *rec, bool trunc,
+				uint64_t *wait_for)
 {
 	struct timespec ts[2];
 	int r;
 
+	if (in->written && in->n_unflushed == 0) {
+		/* Closed, but its mark is not settled yet: what was closed is
+		 * a version, whatever is written from now on. */
+		r = settle_closed_locked(e, in);
+		if (r == 0)
+			r = view_inode(meta_accepted(e->meta), in->ino, rec);
+		if (r < 0)
+			return r;
+		*wait_for = rec->version;
+	}
 	if (in->written) {
 		/* A snapshot of it may not be flushed yet. */
-		return trunc && in->backing->version == rec->version
+		return in->backing->version == rec->version
 			       ? version_preserve(e, rec->version, in->backing)
 			       : 0;
 	}
@@ -468,7 +479,7 @@ static int open_locked(struct engine *e, struct inode *in, int flags,
 	if (writable || trunc) {
 		bool fresh = !in->written && in->n_handles == 0;
 
-		r = prepare_write_locked(e, in, &rec, trunc);
+		r = prepare_write_locked(e, in, &rec, trunc, wait_for);
 		if (r == 0 && trunc && !fresh)
 			r = truncate_locked(e, in, 0);
 		if (r < 0)
@@ -497,6 +508,10 @@ int file_open(struct engine *e, uint64_t ino, int flags, struct open_reply *out)
 	bool fresh;
 	int r;
 
+	/* What was closed before is sealed before what is written from now
+	 * on, also if we die before either has its seal. */
+	if ((flags & O_ACCMODE) != O_RDONLY || flags & O_TRUNC)
+		settle(e);
 	r = inode_get(e, ino, &fresh, &in);
 	if (r < 0)
 		return r;

@@ -75,7 +75,13 @@ MUST_CHECK int event_apply(struct publisher *p, struct pub_event *pe);
 /* Must R be synced before and after it? */
 bool event_is_drastic(const struct event *ev);
 
+/* What was done to path moved its folder's mtime there: put it right. */
+MUST_CHECK int folder_times(struct publisher *p, const struct view *v,
+			    const char *path);
+
 /* publish_step.c */
+MUST_CHECK int view_of_path(const struct view *v, const char *path,
+			    struct inode_rec *out);
 MUST_CHECK int step_to_now(struct publisher *p);
 
 #endif

@@ -8,6 +8,7 @@
  * no object yet.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -140,6 +141,27 @@ static int apply_attr(struct publisher *p, const struct event *ev)
 			r = 0;
 	}
 	return r;
+}
+
+int folder_times(struct publisher *p, const struct view *v, const char *path)
+{
+	CLEANUP(remote_attr_fini) struct remote_attr attr = { 0 };
+	CLEANUP(free_p) char *folder = strdup(path);
+	struct inode_rec rec;
+	char *slash;
+	int r;
+
+	if (!folder)
+		return -ENOMEM;
+	slash = strrchr(folder, '/');
+	folder[slash ? slash - folder : 0] = '\0';
+	r = view_of_path(v, folder, &rec);
+	if (r < 0 || !S_ISDIR(rec.mode))
+		return r == -ENOENT ? 0 : r; /* gone since, or renamed */
+	r = attr_of(p, v, &rec, 0, NULL, &attr);
+	if (r == 0)
+		r = remote_back(p, p->r->ops->set_attr(p->r, folder, &attr));
+	return r == -ENOENT || r == -ENOTDIR ? 0 : r;
 }
 
 int event_apply(struct publisher *p, struct pub_event *pe)

@@ -72,8 +72,8 @@ static int touch(struct step *s, const char *path, uint64_t seq)
 
 /* ---- what was touched ------------------------------------------------- */
 
-static int lookup_path(const struct view *v, const char *path,
-		       struct inode_rec *out)
+int view_of_path(const struct view *v, const char *path,
+		 struct inode_rec *out)
 {
 	CLEANUP(free_p) char *copy = strdup(path);
 	uint64_t at = META_ROOT_INO;
@@ -133,7 +133,7 @@ static int touch_tree(struct step *s, const char *path, uint64_t seq)
 	int r;
 
 	r = touch(s, path, seq);
-	if (r == 0 && lookup_path(s->v, path, &rec) == 0 && S_ISDIR(rec.mode))
+	if (r == 0 && view_of_path(s->v, path, &rec) == 0 && S_ISDIR(rec.mode))
 		r = view_readdir(s->v, rec.ino, 0, touch_entry, &b);
 	if (r < 0)
 		return r;
@@ -236,7 +236,7 @@ static int plan_one(struct step *s, struct touched *t)
 	bool here;
 	int r;
 
-	r = lookup_path(s->v, t->path, &t->rec);
+	r = view_of_path(s->v, t->path, &t->rec);
 	if (r < 0 && r != -ENOENT)
 		return r;
 	here = r == 0 && is_published(&t->rec);
@@ -446,6 +446,9 @@ static int carry_out(struct step *s)
 		r = run_kind(s, ATTRS, by_last, set_attrs);
 	if (r == 0)
 		r = run_kind(s, GONE, by_path_down, drop_one);
+	for (size_t i = 0; i < s->n && r == 0; i++)
+		if (s->t[i].what != SAME)
+			r = folder_times(s->p, s->v, s->t[i].path);
 	return r;
 }
 

@@ -139,6 +139,33 @@ static int apply_all(struct publisher *p, struct pub_events *w, uint64_t *done,
 	return 0;
 }
 
+/* Names came and went: the folders they are in have their times back. Those
+ * of the same folder stand together, as a rule: once is enough. */
+static int all_folder_times(struct publisher *p, struct pub_events *w,
+			    uint64_t done)
+{
+	const struct view *v = meta_accepted(p->m);
+	const char *last = NULL;
+	struct pub_event *pe;
+	int r = 0;
+
+	STAILQ_FOREACH(pe, w, next) {
+		const char *path = name_of(&pe->ev);
+		size_t len = strrchr(path, '/') ? (size_t)(strrchr(path, '/') -
+							   path)
+						: 0;
+
+		if (r < 0 || pe->ev.seq > done)
+			break;
+		if (pe->ev.path2)
+			r = folder_times(p, v, pe->ev.path2);
+		if (r == 0 && !(last && !strncmp(last, path, len + 1)))
+			r = folder_times(p, v, path);
+		last = len ? path : NULL;
+	}
+	return r;
+}
+
 /* One window. What is done is marked even if the rest fails. */
 static int publish_window(struct publisher *p, char *what, size_t len)
 {
@@ -151,9 +178,11 @@ static int publish_window(struct publisher *p, char *what, size_t len)
 		window_stage(p, &w);
 		r = apply_all(p, &w, &done, what, len);
 	}
+	marked = all_folder_times(p, &w, done);
 	if (r == 0)
 		done = last;
-	marked = mark(p, done);
+	if (marked == 0)
+		marked = mark(p, done);
 	if (r == 0)
 		r = marked;
 	if (r == PUBLISH_STEP)

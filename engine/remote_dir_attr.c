@@ -83,7 +83,7 @@ static int label_in_names(struct dir_root *root, struct node *n,
 				       err == -EOPNOTSUPP ?
 			       0 :
 			       err;
-	if (s.tag[0] && sidecar_fits(&s, &n->st)) {
+	if (s.tag[0]) {
 		memcpy(tag, s.tag, TAG_LEN);
 		n->by_name = true;
 	}

@@ -23,7 +23,6 @@
 #define MAGIC "CKPTSIDE"
 #define HEAD_LEN 96
 #define CRC_AT 12
-#define CRC_FROM 16
 #define FORMAT 1
 #define RECORD_MAX (UINT64_C(1) << 32)
 #define XATTRS_MAX 4096u
@@ -52,6 +51,13 @@ bool sidecar_fits(const struct sidecar *s, const struct stat *st)
 		return true;
 	return s->attr.size == (uint64_t)st->st_size &&
 	       (s->real_mtime[0] == mtime || s->real_mtime[1] == mtime);
+}
+
+/* Of all behind the magic but itself. */
+static uint32_t checksum_of(const uint8_t *p, size_t len)
+{
+	return crc32c(crc32c(0, p + 8, CRC_AT - 8), p + CRC_AT + 4,
+		      len - CRC_AT - 4);
 }
 
 /* ---- encode ----------------------------------------------------------- */
@@ -98,7 +104,7 @@ static int encode(struct bytes *b, const struct sidecar *s)
 		add_le(b, a->crcs[i], 4);
 	if (b->failed)
 		return -ENOMEM;
-	put_le(b->p + CRC_AT, crc32c(0, b->p + CRC_FROM, b->len - CRC_FROM), 4);
+	put_le(b->p + CRC_AT, checksum_of(b->p, b->len), 4);
 	return 0;
 }
 
@@ -201,8 +207,7 @@ int sidecar_decode(const void *rec, size_t len, struct sidecar *out)
 		return -EBADMSG;
 	if (get_le(p + 8, 2) > FORMAT)
 		return -EOPNOTSUPP;
-	if (get_le(p + CRC_AT, 4) !=
-	    crc32c(0, p + CRC_FROM, len - CRC_FROM))
+	if (get_le(p + CRC_AT, 4) != checksum_of(p, len))
 		return -EBADMSG;
 	(void)read_bytes(&r, 10);
 	err = decode_body(&r, &s);

@@ -45,6 +45,8 @@ struct dram_place {
 MUST_CHECK int dram_place_open(const char *name, const char *nvme_dir,
 			       pid_t owner, uint64_t limit, uint64_t meta_limit,
 			       struct dram_place *out);
+/* Says what may empty it behind our back; for a mount that came up. */
+void dram_place_warn(const struct dram_place *p);
 /* Unmounts and removes it all: nothing in it is needed any more. */
 void dram_place_remove(const struct dram_place *p);
 

@@ -1,66 +1,80 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fetch: the bytes of remote-only versions, by ranges of one chunk, in
- * parallel over all fetches of the process. A chunk counts as there when its
- * checksum was right and it is written to the destination. Threads take the
- * chunk a reader waits for first, then those behind it, then the rest.
+ * Remote-only versions on demand. A few threads read chunks of all fetches:
+ * first those a reader waits for, then onward from where the last reader
+ * waited, and round to the start. A chunk counts as there once its checksum
+ * was right and its bytes are in the backing file.
  *
- * Lock: fetcher.lock, a leaf; never held over I/O. A call on the remote may
- * hang for ever: fetcher_free() waits a while, then leaves such a thread to
- * itself; it holds the remote and its fetch, and touches nothing else.
+ * A chunk that is wrong twice is bad: its waiters get -EBADMSG, the others
+ * their bytes, and the fetch as a whole fails. A remote that fails for some
+ * seconds fails the fetch at once.
+ *
+ * As in the publisher, a thread that hangs in the remote is left to itself at
+ * the end; it finds out in remote_end() and then touches nothing but memory
+ * of its own.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/queue.h>
 #include <time.h>
 
 #include "engine/checksum.h"
+#include "engine/moves.h"
 #include "engine/restore.h"
 #include "engine/thread.h"
 #include "metadata/log_message.h"
 
 #define N_FETCHERS 6
-#define STOP_PATIENCE_S 5
-#define N_TRIES 12
+#define N_TRIES 6
+#define MS INT64_C(1000000)
+#define SECOND (1000 * MS)
+#define BACKOFF_MIN (100 * MS)
+#define PATIENCE (5 * SECOND)
 
-enum chunk_state { CHUNK_MISSING, CHUNK_RUNNING, CHUNK_THERE, CHUNK_FAILED };
+enum { TODO, RUNNING, THERE, BAD };
 
-/* Guard: fetcher.lock, but for what is immutable. */
+struct chunk {
+	uint8_t state;
+	bool wanted; /* somebody waits for it */
+};
+
 struct fetch {
-	TAILQ_ENTRY(fetch) next;
-	struct fetcher *fr;   /* immutable */
-	char *path;           /* immutable */
-	struct copy_rec copy; /* immutable; crcs owned, NULL: unverified */
-	struct tier *dst;     /* immutable */
-	uint64_t dst_id;      /* immutable */
-	int fd;               /* immutable */
+	LIST_ENTRY(fetch) next;
+	struct fetcher *fr; /* held */
+	char *path;	    /* immutable, like these: */
+	uint64_t version, size, dst_id;
+	char identity[64];
+	bool verified;
+	struct tier *dst;
+	int fd;
 	void (*done)(void *arg, int err, const uint32_t *crcs);
 	void *arg;
-	unsigned refs; /* holders, and 1 while it is in the list */
-	bool listed;
-	struct remote_object *object; /* set once by opening */
-	bool opening;
-	int err;
-	uint32_t n_chunks, n_there, n_running, wanted;
-	uint8_t *state;
-	uint32_t *crcs; /* as read */
+	size_t n_chunks;
+	/* guarded by fr->lock */
+	unsigned refs;	  /* holders, threads, and 1 while it is active */
+	unsigned n_running; /* threads at work on it */
+	bool opening, finishing;
+	int err; /* it failed as a whole */
+	struct remote_object *object;
+	struct chunk *chunks;
+	size_t cursor, n_left, n_wanted, n_bad;
+	/* an entry: its thread's, until its chunk is there */
+	uint32_t *crcs;
 };
 
 struct fetcher {
-	struct meta *m; /* not after `stop` */
+	struct meta *m; /* not after `abandoned` */
 	struct remote *r;
 	struct mutex lock;
 	pthread_cond_t work, changed;
-	TAILQ_HEAD(, fetch) list;
-	unsigned n_threads, refs;
-	bool stop;
+	LIST_HEAD(, fetch) active;	    /* guarded by lock */
+	bool stop, abandoned;		    /* guarded by lock */
+	unsigned n_threads, n_remote, refs; /* guarded by lock */
 	_Atomic uint64_t bytes;
 };
 
-/* ---- life ------------------------------------------------------------- */
+/* ---- holds ------------------------------------------------------------ */
 
 static void fetcher_put(struct fetcher *fr)
 {
@@ -72,9 +86,9 @@ static void fetcher_put(struct fetcher *fr)
 	if (!last)
 		return;
 	remote_put(fr->r);
-	mutex_fini(&fr->lock);
 	pthread_cond_destroy(&fr->work);
 	pthread_cond_destroy(&fr->changed);
+	mutex_fini(&fr->lock);
 	free(fr);
 }
 
@@ -84,27 +98,23 @@ static void fetch_free(struct fetch *f)
 
 	if (f->object)
 		fr->r->ops->close_object(f->object);
-	close_p(&f->fd);
-	free(f->path);
-	free(f->copy.crcs);
-	free(f->state);
+	if (f->fd >= 0)
+		close(f->fd);
+	free(f->chunks);
 	free(f->crcs);
+	free(f->path);
 	free(f);
 	fetcher_put(fr);
 }
 
-static bool unref_locked(struct fetch *f)
-{
-	return --f->refs == 0;
-}
-
 void fetch_put(struct fetch *f)
 {
+	struct fetcher *fr = f->fr;
 	bool last;
 
-	mutex_lock(&f->fr->lock);
-	last = unref_locked(f);
-	mutex_unlock(&f->fr->lock);
+	mutex_lock(&fr->lock);
+	last = --f->refs == 0;
+	mutex_unlock(&fr->lock);
 	if (last)
 		fetch_free(f);
 }
@@ -124,294 +134,590 @@ uint64_t fetcher_bytes(const struct fetcher *fr)
 	return fr->bytes;
 }
 
-/* ---- choosing work ---------------------------------------------------- */
+/* ---- calls on the remote ---------------------------------------------- */
 
-static bool next_chunk_locked(struct fetch *f, uint32_t *out)
-{
-	for (uint32_t i = 0; i < f->n_chunks; i++) {
-		uint32_t at = (f->wanted + i) % f->n_chunks;
-
-		if (f->state[at] == CHUNK_MISSING) {
-			*out = at;
-			return true;
-		}
-	}
-	return false;
-}
-
-/* A fetch with something to do; round robin. */
-static struct fetch *pick_locked(struct fetcher *fr, uint32_t *chunk)
-{
-	struct fetch *f;
-
-	TAILQ_FOREACH(f, &fr->list, next)
-	{
-		if (f->err || !next_chunk_locked(f, chunk))
-			continue;
-		TAILQ_REMOVE(&fr->list, f, next);
-		TAILQ_INSERT_TAIL(&fr->list, f, next);
-		f->state[*chunk] = CHUNK_RUNNING;
-		f->n_running++;
-		f->refs++;
-		return f;
-	}
-	return NULL;
-}
-
-/* ---- one chunk -------------------------------------------------------- */
-
-/* Where the version's file is now, if its name has changed. */
-static int path_now(struct fetcher *fr, uint64_t version, char *path)
-{
-	struct version_rec v;
-	int r;
-
-	r = view_version(meta_accepted(fr->m), version, &v);
-	return r < 0 ? r : view_path(meta_accepted(fr->m), v.ino, path);
-}
-
-static int open_somewhere(struct fetch *f, struct remote_object **out)
-{
-	const struct remote_ops *ops = f->fr->r->ops;
-	char path[META_PATH_MAX];
-	int r;
-
-	r = ops->open_object(f->fr->r, f->path, f->copy.object, out);
-	if (r != -ENOENT)
-		return r;
-	mutex_lock(&f->fr->lock);
-	r = f->fr->stop ? -ESHUTDOWN : 0;
-	mutex_unlock(&f->fr->lock);
-	if (r == 0)
-		r = path_now(f->fr, f->copy.version, path);
-	if (r < 0)
-		return r == -ENOENT ? -EIO : r;
-	r = ops->open_object(f->fr->r, path, f->copy.object, out);
-	return r == -ENOENT ? -EIO : r;
-}
-
-/* One thread opens it, the others wait for that. */
-static int object_of(struct fetch *f, struct remote_object **out)
-{
-	struct fetcher *fr = f->fr;
-	int r = 0;
-
-	mutex_lock(&fr->lock);
-	while (!f->object && f->opening && !f->err && !fr->stop)
-		pthread_cond_wait(&fr->changed, &fr->lock.m);
-	*out = f->object;
-	if (!f->object)
-		r = f->err ? f->err : fr->stop ? -ESHUTDOWN : 1;
-	if (r == 1)
-		f->opening = true;
-	mutex_unlock(&fr->lock);
-	if (r != 1)
-		return r;
-	r = open_somewhere(f, out);
-	mutex_lock(&fr->lock);
-	f->opening = false;
-	if (r == 0)
-		f->object = *out;
-	pthread_cond_broadcast(&fr->changed);
-	mutex_unlock(&fr->lock);
-	return r;
-}
-
-static int read_chunk(struct fetch *f, uint32_t chunk, void *buf, size_t len)
-{
-	const struct remote_ops *ops = f->fr->r->ops;
-	uint64_t off = (uint64_t)chunk * CHUNK_LEN;
-	struct remote_object *o = NULL;
-	size_t at = 0;
-	int r;
-
-	r = object_of(f, &o);
-	while (r == 0 && at < len) {
-		ssize_t n = ops->read_object(o, (char *)buf + at, len - at,
-					     off + at);
-
-		if (n < 0)
-			return (int)n;
-		if (n == 0)
-			return -EIO; /* shorter than it was */
-		at += (size_t)n;
-	}
-	return r;
-}
-
-static int write_chunk(const struct fetch *f, uint32_t chunk, const void *buf,
-		       size_t len)
-{
-	uint64_t off = (uint64_t)chunk * CHUNK_LEN;
-
-	for (size_t at = 0; at < len;) {
-		ssize_t n = pwrite(f->fd, (const char *)buf + at, len - at,
-				   (off_t)(off + at));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		at += (size_t)n;
-	}
-	return 0;
-}
-
-static size_t chunk_len(const struct fetch *f, uint32_t chunk)
-{
-	uint64_t left = f->copy.size - (uint64_t)chunk * CHUNK_LEN;
-
-	return left < CHUNK_LEN ? (size_t)left : CHUNK_LEN;
-}
-
-static void pause_before(unsigned try)
-{
-	struct timespec ts = { .tv_nsec = 50000000L << try };
-
-	if (ts.tv_nsec >= 1000000000L) {
-		ts.tv_sec = 1;
-		ts.tv_nsec = 0;
-	}
-	nanosleep(&ts, NULL);
-}
-
-static bool stopping(struct fetcher *fr)
+static int remote_begin(struct fetcher *fr)
 {
 	bool stop;
 
 	mutex_lock(&fr->lock);
 	stop = fr->stop;
+	if (!stop)
+		fr->n_remote++;
 	mutex_unlock(&fr->lock);
-	return stop;
+	return stop ? -ESHUTDOWN : 0;
 }
 
-static int get_chunk(struct fetch *f, uint32_t chunk, void *buf)
+/* err, or -ESHUTDOWN if meta and tier must not be touched any more. */
+static int remote_end(struct fetcher *fr, int err)
 {
-	size_t len = chunk_len(f, chunk);
-	int r = -EIO;
-
-	for (unsigned try = 0; try < N_TRIES; try++) {
-		if (try)
-			pause_before(try);
-		if (stopping(f->fr))
-			return -ESHUTDOWN;
-		r = read_chunk(f, chunk, buf, len);
-		if (r < 0)
-			continue;
-		f->crcs[chunk] = crc32c(0, buf, len);
-		if (!f->copy.crcs || f->crcs[chunk] == f->copy.crcs[chunk])
-			return write_chunk(f, chunk, buf, len);
-		r = -EBADMSG;
-		if (try)
-			break; /* twice is no accident */
-	}
-	return r;
-}
-
-/* ---- the end of a fetch ----------------------------------------------- */
-
-/* Out of the list with the result; done() runs once, in this thread. */
-static void finish(struct fetch *f, int err)
-{
-	struct tier *t = f->dst;
-
-	if (err == 0)
-		err = t->ops->sync(t, f->fd);
-	if (err)
-		(void)!t->ops->remove(t, f->dst_id);
-	if (err && err != -ESHUTDOWN)
-		message_error("cannot fetch '%s' from %s: %s", f->path,
-			      f->fr->r->name, strerror(-err));
-	f->done(f->arg, err, err ? NULL : f->crcs);
-}
-
-/* Is this the moment to finish? Then it leaves the list. */
-static bool leave_list_locked(struct fetch *f)
-{
-	bool over = f->n_there == f->n_chunks || (f->err && !f->n_running);
-
-	if (!over || !f->listed)
-		return false;
-	TAILQ_REMOVE(&f->fr->list, f, next);
-	f->listed = false;
-	return true;
-}
-
-static void chunk_over(struct fetch *f, uint32_t chunk, int r)
-{
-	struct fetcher *fr = f->fr;
-	bool over, last;
+	bool abandoned;
 
 	mutex_lock(&fr->lock);
-	f->n_running--;
-	f->state[chunk] = r ? CHUNK_FAILED : CHUNK_THERE;
-	if (r == 0)
-		f->n_there++;
-	else if (!f->err)
-		f->err = r;
-	over = !fr->stop && leave_list_locked(f);
+	fr->n_remote--;
+	abandoned = fr->abandoned;
 	pthread_cond_broadcast(&fr->changed);
 	mutex_unlock(&fr->lock);
-	if (r == 0)
-		fr->bytes += chunk_len(f, chunk);
-	if (over)
-		finish(f, f->err);
-	mutex_lock(&fr->lock);
-	last = unref_locked(f); /* this thread's */
-	if (over && !last)
-		last = unref_locked(f); /* the list's */
-	mutex_unlock(&fr->lock);
-	if (last)
-		fetch_free(f);
+	return abandoned ? -ESHUTDOWN : err;
 }
 
-static void *fetcher_run(void *arg)
+/* Waits longer each time, then sees that the remote is attached. */
+static int wait_to_retry(struct fetcher *fr, unsigned n)
 {
-	struct fetcher *fr = arg;
-	void *buf = malloc(CHUNK_LEN);
+	char why[200];
+	struct timespec until;
+	int64_t ns;
+	bool stop;
+	int rc = 0;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	ns = until.tv_nsec + (BACKOFF_MIN << n);
+	until.tv_sec += ns / SECOND;
+	until.tv_nsec = ns % SECOND;
+	mutex_lock(&fr->lock);
+	while (!fr->stop && rc != ETIMEDOUT)
+		rc = pthread_cond_timedwait(&fr->changed, &fr->lock.m, &until);
+	stop = fr->stop;
+	mutex_unlock(&fr->lock);
+	if (stop)
+		return -ESHUTDOWN;
+	(void)!remote_attach(fr->m, fr->r, why, sizeof(why));
+	return 0;
+}
+
+/* ---- finding the object ----------------------------------------------- */
+
+struct finding {
+	struct fetch *f;
+	struct remote_object *object;
+};
+
+static int try_open(void *arg, const char *path)
+{
+	struct finding *g = arg;
+	struct fetcher *fr = g->f->fr;
+	int err = remote_begin(fr);
+
+	if (!err)
+		err = remote_end(fr, fr->r->ops->open_object(
+					     fr->r, path, g->f->identity,
+					     &g->object));
+	if (err == -ENOENT || err == -EINVAL)
+		return 0; /* not there: elsewhere? */
+	return err ? err : 1;
+}
+
+static int take_move(void *arg, const struct event *ev)
+{
+	return moves_add(arg, ev);
+}
+
+/* The remote is at R, and shows the names of then. */
+static int try_names(struct finding *g, const char *path)
+{
+	CLEANUP(moves_fini) struct moves moves = { 0 };
+	struct meta *m = g->f->fr->m;
+	int err = meta_events(m, meta_remote_seq(m), take_move, &moves);
+
+	return err ? err : moves_back(&moves, path, try_open, g);
+}
+
+static int path_now(struct fetch *f, char path[META_PATH_MAX])
+{
+	const struct view *v = meta_accepted(f->fr->m);
+	struct version_rec rec;
+	int err = view_version(v, f->version, &rec);
+
+	return err ? err : view_path(v, rec.ino, path);
+}
+
+/* 0: found. -ENOENT: nowhere. */
+static int find_object(struct fetch *f, struct remote_object **out)
+{
+	struct finding g = { .f = f };
+	char path[META_PATH_MAX];
+	int err = 0;
+
+	if (f->path[0])
+		err = try_names(&g, f->path);
+	if (!err && !path_now(f, path) && strcmp(path, f->path) != 0)
+		err = try_names(&g, path);
+	if (g.object) {
+		*out = g.object;
+		return 0;
+	}
+	return err ? err : -ENOENT;
+}
+
+/* ---- one chunk -------------------------------------------------------- */
+
+static size_t chunk_len(const struct fetch *f, size_t i)
+{
+	uint64_t off = (uint64_t)i * CHUNK_LEN;
+
+	return f->size - off < CHUNK_LEN ? (size_t)(f->size - off) : CHUNK_LEN;
+}
+
+static int read_once(struct fetch *f, struct remote_object *o, size_t i,
+		     void *buf)
+{
+	struct fetcher *fr = f->fr;
+	const size_t len = chunk_len(f, i);
+	ssize_t n;
+	int err = remote_begin(fr);
+
+	if (err)
+		return err;
+	n = fr->r->ops->read_object(o, buf, len, (uint64_t)i * CHUNK_LEN);
+	err = remote_end(fr, n < 0 ? (int)n : 0);
+	if (err)
+		return err;
+	/* Shorter than its record: somebody cut it. */
+	return (size_t)n == len ? 0 : -EBADMSG;
+}
+
+static int check(struct fetch *f, size_t i, const void *buf)
+{
+	uint32_t crc = crc32c(0, buf, chunk_len(f, i));
+
+	if (f->verified)
+		return crc == f->crcs[i] ? 0 : -EBADMSG;
+	f->crcs[i] = crc;
+	return 0;
+}
+
+/* Through an object opened for this, for the one held may be stale. */
+static int read_anew(struct fetch *f, size_t i, void *buf)
+{
+	struct remote_object *o;
+	int err = find_object(f, &o);
+
+	if (err)
+		return err;
+	err = read_once(f, o, i, buf);
+	if (!err)
+		err = check(f, i, buf);
+	f->fr->r->ops->close_object(o);
+	return err;
+}
+
+static int read_chunk(struct fetch *f, size_t i, void *buf)
+{
+	unsigned n_wrong = 0;
+	int err = read_once(f, f->object, i, buf);
+
+	if (!err)
+		err = check(f, i, buf);
+	for (unsigned n = 0; err && err != -ESHUTDOWN && n < N_TRIES; n++) {
+		if (err == -EBADMSG && n_wrong++)
+			break; /* twice */
+		if (wait_to_retry(f->fr, err == -EBADMSG ? 0 : n))
+			return -ESHUTDOWN;
+		err = read_anew(f, i, buf);
+	}
+	return err == -ENOENT ? -EIO : err;
+}
+
+static int write_chunk(const struct fetch *f, size_t i, const uint8_t *buf)
+{
+	const size_t len = chunk_len(f, i);
+
+	for (size_t done = 0; done < len;) {
+		ssize_t n = pwrite(f->fd, buf + done, len - done,
+				   (off_t)((uint64_t)i * CHUNK_LEN + done));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return n ? -errno : -EIO;
+		done += (size_t)n;
+	}
+	return 0;
+}
+
+/* ---- what to do next -------------------------------------------------- */
+
+enum task_kind { TASK_OPEN, TASK_CHUNK, TASK_FINISH };
+
+struct task {
+	struct fetch *f;
+	enum task_kind kind;
+	size_t chunk;
+};
+
+/* From the cursor on and round; the wanted ones first. */
+static bool pick_chunk_locked(struct fetch *f, size_t *out)
+	MUST_HOLD(f->fr->lock);
+static bool pick_chunk_locked(struct fetch *f, size_t *out)
+{
+	for (size_t n = 0; n < f->n_chunks; n++) {
+		size_t i = (f->cursor + n) % f->n_chunks;
+		struct chunk *c = &f->chunks[i];
+
+		if (c->state != TODO || (f->n_wanted && !c->wanted))
+			continue;
+		f->n_wanted -= c->wanted;
+		c->wanted = false;
+		c->state = RUNNING;
+		f->cursor = (i + 1) % f->n_chunks;
+		*out = i;
+		return true;
+	}
+	return false;
+}
+
+static bool pick_in_locked(struct fetch *f, struct task *t)
+	MUST_HOLD(f->fr->lock);
+static bool pick_in_locked(struct fetch *f, struct task *t)
+{
+	t->f = f;
+	if (f->finishing || f->opening)
+		return false;
+	if (f->err || !f->n_left) {
+		t->kind = TASK_FINISH;
+		f->finishing = !f->n_running;
+		return f->finishing;
+	}
+	if (!f->object) {
+		t->kind = TASK_OPEN;
+		f->opening = true;
+		return true;
+	}
+	t->kind = TASK_CHUNK;
+	return pick_chunk_locked(f, &t->chunk);
+}
+
+static bool pick_locked(struct fetcher *fr, struct task *t)
+	MUST_HOLD(fr->lock);
+static bool pick_locked(struct fetcher *fr, struct task *t)
+{
+	struct fetch *f;
+
+	LIST_FOREACH(f, &fr->active, next)
+		if (f->n_wanted && pick_in_locked(f, t))
+			return true;
+	LIST_FOREACH(f, &fr->active, next)
+		if (pick_in_locked(f, t))
+			return true;
+	return false;
+}
+
+static bool take_task(struct fetcher *fr, struct task *t)
+{
+	bool found = false;
 
 	mutex_lock(&fr->lock);
-	while (buf && !fr->stop) {
-		uint32_t chunk;
-		struct fetch *f = pick_locked(fr, &chunk);
-
-		if (!f) {
-			pthread_cond_wait(&fr->work, &fr->lock.m);
-			continue;
-		}
-		mutex_unlock(&fr->lock);
-		chunk_over(f, chunk, get_chunk(f, chunk, buf));
-		mutex_lock(&fr->lock);
+	while (!fr->stop && !(found = pick_locked(fr, t)))
+		pthread_cond_wait(&fr->work, &fr->lock.m);
+	if (found) {
+		t->f->refs++;
+		t->f->n_running++;
 	}
+	mutex_unlock(&fr->lock);
+	return found;
+}
+
+/* ---- the tasks -------------------------------------------------------- */
+
+static void run_open(struct fetch *f)
+{
+	struct fetcher *fr = f->fr;
+	struct remote_object *o = NULL;
+	int err = find_object(f, &o);
+
+	for (unsigned n = 0; err && err != -ESHUTDOWN && n < N_TRIES; n++) {
+		err = wait_to_retry(fr, n);
+		if (!err)
+			err = find_object(f, &o);
+	}
+	mutex_lock(&fr->lock);
+	f->opening = false;
+	f->object = err ? NULL : o;
+	f->err = err == -ENOENT ? -EIO : err;
+	mutex_unlock(&fr->lock);
+}
+
+static void run_chunk(struct fetch *f, size_t i, uint8_t *buf)
+{
+	struct fetcher *fr = f->fr;
+	int err = read_chunk(f, i, buf);
+
+	if (!err)
+		err = write_chunk(f, i, buf);
+	if (!err)
+		fr->bytes += chunk_len(f, i);
+	mutex_lock(&fr->lock);
+	if (!err || err == -EBADMSG) {
+		f->chunks[i].state = err ? BAD : THERE;
+		f->n_bad += err != 0;
+		f->n_left--;
+	} else {
+		f->chunks[i].state = TODO;
+		f->err = f->err ? f->err : err;
+	}
+	mutex_unlock(&fr->lock);
+}
+
+static int make_durable(struct fetch *f)
+{
+	int err = f->dst->ops->sync(f->dst, f->fd);
+
+	return err ? err : f->dst->ops->sync_names(f->dst);
+}
+
+/* The end of an active fetch: nobody else works on it. */
+static void finish(struct fetch *f, int err)
+{
+	struct fetcher *fr = f->fr;
+
+	if (!err)
+		err = make_durable(f);
+	if (err)
+		(void)!f->dst->ops->remove(f->dst, f->dst_id);
+	f->done(f->arg, err, err ? NULL : f->crcs);
+	mutex_lock(&fr->lock);
+	if (err && err != -EBADMSG)
+		f->err = err;
+	LIST_REMOVE(f, next);
+	pthread_cond_broadcast(&fr->changed);
+	mutex_unlock(&fr->lock);
+	fetch_put(f);
+}
+
+static void run_finish(struct fetch *f)
+{
+	struct fetcher *fr = f->fr;
+	int err;
+
+	mutex_lock(&fr->lock);
+	err = f->err ? f->err : f->n_bad ? -EBADMSG : 0;
+	mutex_unlock(&fr->lock);
+	finish(f, err);
+}
+
+static void end_task(struct task *t)
+{
+	struct fetcher *fr = t->f->fr;
+
+	mutex_lock(&fr->lock);
+	t->f->n_running--;
+	pthread_cond_broadcast(&fr->work);
+	pthread_cond_broadcast(&fr->changed);
+	mutex_unlock(&fr->lock);
+	fetch_put(t->f);
+}
+
+static void fetch_loop(struct fetcher *fr, uint8_t *buf)
+{
+	struct task t;
+
+	while (take_task(fr, &t)) {
+		switch (t.kind) {
+		case TASK_OPEN:
+			run_open(t.f);
+			break;
+		case TASK_CHUNK:
+			run_chunk(t.f, t.chunk, buf);
+			break;
+		case TASK_FINISH:
+			run_finish(t.f);
+			break;
+		}
+		end_task(&t);
+	}
+}
+
+static void *fetcher_main(void *arg)
+{
+	struct fetcher *fr = arg;
+	uint8_t *buf = malloc(CHUNK_LEN);
+
+	if (buf)
+		fetch_loop(fr, buf);
+	else
+		message_error("no memory for a thread that fetches");
+	free(buf);
+	mutex_lock(&fr->lock);
 	fr->n_threads--;
 	pthread_cond_broadcast(&fr->changed);
 	mutex_unlock(&fr->lock);
-	free(buf);
 	fetcher_put(fr);
 	return NULL;
+}
+
+/* ---- for callers ------------------------------------------------------ */
+
+static struct fetch *join(struct fetcher *fr, uint64_t version)
+{
+	struct fetch *f, *found = NULL;
+
+	mutex_lock(&fr->lock);
+	LIST_FOREACH(f, &fr->active, next)
+		if (f->version == version && !f->err && !f->n_bad)
+			found = f;
+	if (found)
+		found->refs++;
+	mutex_unlock(&fr->lock);
+	return found;
+}
+
+static int take_crcs(struct fetch *f, const struct copy_rec *copy)
+{
+	f->n_chunks = (size_t)N_CHUNKS(copy->size);
+	f->chunks = calloc(f->n_chunks + 1, sizeof(*f->chunks));
+	f->crcs = calloc(f->n_chunks + 1, sizeof(*f->crcs));
+	if (!f->chunks || !f->crcs)
+		return -ENOMEM;
+	f->verified = copy->verified && copy->chunk_len == CHUNK_LEN &&
+		      copy->n_chunks == f->n_chunks;
+	if (f->verified && f->n_chunks)
+		memcpy(f->crcs, copy->crcs, f->n_chunks * sizeof(*f->crcs));
+	f->n_left = f->n_chunks;
+	return 0;
+}
+
+static int make_file(struct fetch *f)
+{
+	int err = f->dst->ops->create(f->dst, f->dst_id, &f->fd);
+
+	if (err)
+		return err;
+	if (f->size)
+		err = f->dst->ops->preallocate(f->dst, f->fd, 0, f->size);
+	if (err == -EOPNOTSUPP)
+		err = 0;
+	if (!err && ftruncate(f->fd, (off_t)f->size))
+		err = -errno;
+	if (err)
+		(void)!f->dst->ops->remove(f->dst, f->dst_id);
+	return err;
+}
+
+static int fetch_new(struct fetcher *fr, const struct fetch_config *config,
+		     struct fetch **out)
+{
+	struct fetch *f = calloc(1, sizeof(*f));
+	int err;
+
+	if (!f)
+		return -ENOMEM;
+	mutex_lock(&fr->lock);
+	fr->refs++;
+	mutex_unlock(&fr->lock);
+	f->fr = fr;
+	f->fd = -1;
+	f->refs = 2;
+	f->version = config->copy.version;
+	f->size = config->copy.size;
+	f->dst = config->dst;
+	f->dst_id = config->dst_id;
+	f->done = config->done;
+	f->arg = config->arg;
+	memcpy(f->identity, config->copy.object, sizeof(f->identity));
+	f->path = strdup(config->path);
+	err = f->path ? take_crcs(f, &config->copy) : -ENOMEM;
+	if (!err)
+		err = make_file(f);
+	if (err)
+		fetch_free(f);
+	else
+		*out = f;
+	return err;
+}
+
+int fetch_start(struct fetcher *fr, const struct fetch_config *config,
+		struct fetch **out)
+{
+	struct fetch *f = join(fr, config->copy.version);
+	bool stop;
+	int err;
+
+	if (f) {
+		*out = f;
+		return 0;
+	}
+	err = fetch_new(fr, config, &f);
+	if (err)
+		return err;
+	mutex_lock(&fr->lock);
+	stop = fr->stop;
+	if (!stop) {
+		LIST_INSERT_HEAD(&fr->active, f, next);
+		pthread_cond_broadcast(&fr->work);
+	}
+	mutex_unlock(&fr->lock);
+	if (stop) {
+		(void)!f->dst->ops->remove(f->dst, f->dst_id);
+		fetch_free(f);
+		return -ESHUTDOWN;
+	}
+	*out = f;
+	return 0;
+}
+
+/* 0: there; 1: not yet. */
+static int look_locked(struct fetch *f, size_t i) MUST_HOLD(f->fr->lock);
+static int look_locked(struct fetch *f, size_t i)
+{
+	struct chunk *c = &f->chunks[i];
+
+	if (c->state == THERE)
+		return 0;
+	if (c->state == BAD)
+		return -EBADMSG;
+	if (f->err)
+		return f->err;
+	if (c->state == TODO && !c->wanted) {
+		c->wanted = true;
+		f->n_wanted++;
+		f->cursor = i;
+		pthread_cond_broadcast(&f->fr->work);
+	}
+	return 1;
+}
+
+int fetch_wait(struct fetch *f, uint64_t off, uint64_t len)
+{
+	struct fetcher *fr = f->fr;
+	size_t i, last;
+	int err = 0;
+
+	if (off >= f->size || !len)
+		return 0;
+	if (len > f->size - off)
+		len = f->size - off;
+	i = (size_t)(off / CHUNK_LEN);
+	last = (size_t)((off + len - 1) / CHUNK_LEN);
+	mutex_lock(&fr->lock);
+	for (; i <= last && !err; i++)
+		while ((err = look_locked(f, i)) == 1)
+			pthread_cond_wait(&fr->changed, &fr->lock.m);
+	mutex_unlock(&fr->lock);
+	return err;
 }
 
 int fetcher_new(struct meta *m, struct remote *r, struct fetcher **out)
 {
 	struct fetcher *fr = calloc(1, sizeof(*fr));
-	pthread_t thread;
 	int err = 0;
 
 	if (!fr)
 		return -ENOMEM;
-	fr->m = m;
-	fr->r = remote_hold(r);
-	fr->refs = 1;
 	mutex_init(&fr->lock);
 	condition_init(&fr->work);
 	condition_init(&fr->changed);
-	TAILQ_INIT(&fr->list);
+	LIST_INIT(&fr->active);
+	fr->m = m;
+	fr->r = remote_hold(r);
+	fr->refs = 1;
 	for (int i = 0; i < N_FETCHERS && !err; i++) {
+		pthread_t thread;
+
 		mutex_lock(&fr->lock);
 		fr->refs++;
 		fr->n_threads++;
 		mutex_unlock(&fr->lock);
-		err = thread_start(&thread, "ckpt-fetch", fetcher_run, fr);
+		err = thread_start(&thread, "fetch", fetcher_main, fr);
 		if (!err) {
 			pthread_detach(thread);
 			continue;
@@ -421,197 +727,51 @@ int fetcher_new(struct meta *m, struct remote *r, struct fetcher **out)
 		fr->n_threads--;
 		mutex_unlock(&fr->lock);
 	}
-	if (err) {
+	if (err)
 		fetcher_free(fr);
-		return err;
-	}
-	*out = fr;
-	return 0;
+	else
+		*out = fr;
+	return err;
 }
 
-/* Those that are in the list still: told once, here. */
-static void abandon_all(struct fetcher *fr)
-{
-	struct fetch *f;
-	bool last;
-
-	for (;;) {
-		mutex_lock(&fr->lock);
-		f = TAILQ_FIRST(&fr->list);
-		if (f) {
-			TAILQ_REMOVE(&fr->list, f, next);
-			f->listed = false;
-			if (!f->err)
-				f->err = -ESHUTDOWN;
-		}
-		pthread_cond_broadcast(&fr->changed);
-		mutex_unlock(&fr->lock);
-		if (!f)
-			return;
-		finish(f, -ESHUTDOWN);
-		mutex_lock(&fr->lock);
-		last = unref_locked(f);
-		mutex_unlock(&fr->lock);
-		if (last)
-			fetch_free(f);
-	}
-}
-
-void fetcher_free(struct fetcher *fr)
+static bool stop_threads(struct fetcher *fr)
 {
 	struct timespec until;
+	bool abandoned;
+	int rc = 0;
 
-	if (!fr)
-		return;
 	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_sec += STOP_PATIENCE_S;
+	until.tv_sec += PATIENCE / SECOND;
 	mutex_lock(&fr->lock);
 	fr->stop = true;
 	pthread_cond_broadcast(&fr->work);
 	pthread_cond_broadcast(&fr->changed);
-	while (fr->n_threads &&
-	       !pthread_cond_timedwait(&fr->changed, &fr->lock.m, &until))
-		;
-	mutex_unlock(&fr->lock);
-	abandon_all(fr);
-	fetcher_put(fr);
-}
-
-/* ---- starting and waiting --------------------------------------------- */
-
-static struct fetch *join_locked(struct fetcher *fr, uint64_t version)
-{
-	struct fetch *f;
-
-	TAILQ_FOREACH(f, &fr->list, next)
-	if (f->copy.version == version && !f->err) {
-		f->refs++;
-		return f;
-	}
-	return NULL;
-}
-
-static struct fetch *fetch_new(struct fetcher *fr, const struct fetch_config *c)
-{
-	struct fetch *f = calloc(1, sizeof(*f));
-	uint32_t n = (uint32_t)N_CHUNKS(c->copy.size);
-	bool known = c->copy.crcs && c->copy.n_chunks == n && c->copy.verified;
-
-	if (!f)
-		return NULL;
-	mutex_lock(&fr->lock);
-	fr->refs++;
-	mutex_unlock(&fr->lock);
-	f->fr = fr;
-	f->fd = -1;
-	f->refs = 2; /* the caller's and the list's */
-	f->copy = c->copy;
-	f->copy.crcs = known ? malloc((n + 1) * sizeof(uint32_t)) : NULL;
-	f->path = strdup(c->path);
-	f->dst = c->dst;
-	f->dst_id = c->dst_id;
-	f->done = c->done;
-	f->arg = c->arg;
-	f->n_chunks = n;
-	f->state = calloc(n + 1, 1);
-	f->crcs = calloc(n + 1, sizeof(uint32_t));
-	if (!f->path || !f->state || !f->crcs || (known && !f->copy.crcs)) {
-		fetch_free(f);
-		return NULL;
-	}
-	if (known)
-		memcpy(f->copy.crcs, c->copy.crcs, n * sizeof(uint32_t));
-	return f;
-}
-
-static int make_file(struct fetch *f)
-{
-	struct tier *t = f->dst;
-	int r = t->ops->create(t, f->dst_id, &f->fd);
-
-	if (r < 0)
-		return r;
-	if (f->copy.size)
-		r = t->ops->preallocate(t, f->fd, 0, f->copy.size);
-	if (r == 0 && ftruncate(f->fd, (off_t)f->copy.size))
-		r = -errno;
-	if (r < 0)
-		(void)!t->ops->remove(t, f->dst_id);
-	return r;
-}
-
-int fetch_start(struct fetcher *fr, const struct fetch_config *config,
-		struct fetch **out)
-{
-	struct fetch *f;
-	bool empty;
-	int r;
-
-	mutex_lock(&fr->lock);
-	f = join_locked(fr, config->copy.version);
-	mutex_unlock(&fr->lock);
-	if (f) {
-		*out = f;
-		return 0;
-	}
-	f = fetch_new(fr, config);
-	if (!f)
-		return -ENOMEM;
-	r = make_file(f);
-	if (r < 0) {
-		fetch_free(f);
-		return r;
-	}
-	empty = f->n_chunks == 0;
-	if (empty) {
-		finish(f, 0);
-		f->refs = 1;
-	} else {
-		mutex_lock(&fr->lock);
-		TAILQ_INSERT_HEAD(&fr->list, f, next);
-		f->listed = true;
-		pthread_cond_broadcast(&fr->work);
-		mutex_unlock(&fr->lock);
-	}
-	*out = f;
-	return 0;
-}
-
-static int chunks_state_locked(const struct fetch *f, uint32_t from,
-			       uint32_t to, uint32_t *missing)
-{
-	for (uint32_t i = from; i < to; i++) {
-		if (f->state[i] == CHUNK_THERE)
-			continue;
-		*missing = i;
-		return f->err ? f->err : 1;
-	}
-	return 0;
-}
-
-int fetch_wait(struct fetch *f, uint64_t off, uint64_t len)
-{
-	struct fetcher *fr = f->fr;
-	uint64_t end = off + len < off ? UINT64_MAX : off + len;
-	uint32_t from, to, missing = 0;
-	int r;
-
-	if (end > f->copy.size)
-		end = f->copy.size;
-	if (off >= end)
-		return 0;
-	from = (uint32_t)(off / CHUNK_LEN);
-	to = (uint32_t)N_CHUNKS(end);
-	mutex_lock(&fr->lock);
-	while ((r = chunks_state_locked(f, from, to, &missing)) == 1) {
-		if (fr->stop) {
-			r = -ESHUTDOWN;
-			break;
-		}
-		f->wanted = missing;
-		pthread_cond_broadcast(&fr->work);
+	while (fr->n_threads && rc != ETIMEDOUT)
+		rc = pthread_cond_timedwait(&fr->changed, &fr->lock.m, &until);
+	fr->abandoned = abandoned = fr->n_threads != 0;
+	while (fr->n_threads > fr->n_remote)
 		pthread_cond_wait(&fr->changed, &fr->lock.m);
-	}
 	mutex_unlock(&fr->lock);
-	return r;
+	return abandoned;
+}
+
+void fetcher_free(struct fetcher *fr)
+{
+	struct fetch *f;
+
+	if (!fr)
+		return;
+	if (stop_threads(fr))
+		message_warning("%s does not answer: reads under way from it "
+				"are left to themselves",
+				fr->r->name);
+	for (;;) {
+		mutex_lock(&fr->lock);
+		f = LIST_FIRST(&fr->active);
+		mutex_unlock(&fr->lock);
+		if (!f)
+			break;
+		finish(f, -ESHUTDOWN);
+	}
+	fetcher_put(fr);
 }

@@ -1,225 +1,480 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Import: the namespace of a fresh node from what a remote lists. Directory by
- * directory; the attributes of a directory's entries are asked for by several
- * threads, the records are made by one. Names that exist already stay as they
- * are, so an import that was cut off is simply done again.
+ * The namespace of a fresh node from what the remote lists.
  *
- * Listing is not atomic. `latest` may be read late and name what an early
- * listing did not show. So all is listed twice, and the second time only adds:
- * whatever a pointer of the first pass names was there before the second.
+ * Listing is not atomic: while one directory is read, another node may place
+ * shards in one read before, and then `latest`. So the whole remote is
+ * scanned again until two scans agree; a pointer read in the first names
+ * nothing that the second has not seen whole.
+ *
+ * The threads that scan may hang with the remote. When nothing has moved for
+ * a while they are left to themselves, with the scan, and the caller gets an
+ * error.
  */
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+#include <sys/queue.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "engine/restore.h"
 #include "engine/thread.h"
+#include "engine/tier.h"
 #include "metadata/log_message.h"
 
 #define NOTE_DONE "restore.done"
-#define N_ASKERS 8
-#define N_A_TRANSACTION 256
+#define N_SCANNERS 8
+#define N_SCANS 5
+#define PATIENCE_S 30
+#define LOOK_BATCH 64u
+#define TXN_BATCH 7u /* names a transaction: it takes 8 at most */
+#define LOG_BYTES ((size_t)16 << 20)
 
-struct entry {
+/* ---- what was found --------------------------------------------------- */
+
+struct node {
 	char *name;
-	struct remote_attr attr;
-	int err;
-};
-
-/* A directory that is being imported. */
-struct folder {
-	char path[META_PATH_MAX];
-	uint64_t ino;
-	struct entry *entries;
+	struct remote_attr attr; /* mode 0: not taken over */
+	struct node *children;	 /* directories; by name */
 	size_t n, cap;
+	struct inode_rec rec; /* once it is in the namespace */
 };
 
-struct pending {
-	char *path;
-	uint64_t ino;
-};
-
-struct import {
-	struct meta *m;
-	struct remote *r;
-	struct pending *stack;
-	size_t n, cap;
-	uint64_t n_files;
-	char *why;
-	size_t why_len;
-};
-
-bool restore_is_done(const struct meta *m)
+static void node_fini(struct node *top)
 {
-	char val[8];
-	size_t len = sizeof(val);
-
-	return meta_note(m, NOTE_DONE, val, &len) == 0;
+	for (size_t i = 0; i < top->n; i++)
+		node_fini(&top->children[i]);
+	free(top->children);
+	free(top->name);
+	remote_attr_fini(&top->attr);
 }
 
-static void folder_fini(struct folder *f)
+static int node_add(struct node *dir, const char *name)
 {
-	for (size_t i = 0; i < f->n; i++) {
-		free(f->entries[i].name);
-		remote_attr_fini(&f->entries[i].attr);
-	}
-	free(f->entries);
-}
+	if (dir->n == dir->cap) {
+		size_t cap = dir->cap ? 2 * dir->cap : 16;
+		struct node *all = realloc(dir->children, cap * sizeof(*all));
 
-static int push(struct import *im, const char *path, uint64_t ino)
-{
-	if (im->n == im->cap) {
-		size_t cap = im->cap ? im->cap * 2 : 64;
-		void *grown = realloc(im->stack, cap * sizeof(*im->stack));
-
-		if (!grown)
+		if (!all)
 			return -ENOMEM;
-		im->stack = grown;
-		im->cap = cap;
+		dir->children = all;
+		dir->cap = cap;
 	}
-	im->stack[im->n].path = strdup(path);
-	im->stack[im->n].ino = ino;
-	if (!im->stack[im->n].path)
+	dir->children[dir->n] = (struct node){ .name = strdup(name) };
+	if (!dir->children[dir->n].name)
 		return -ENOMEM;
-	im->n++;
+	dir->n++;
 	return 0;
 }
 
-/* Notes the reason for the operator; err is passed on. */
-static int why(struct import *im, int err, const char *what, const char *path)
+static int by_name(const void *a, const void *b)
 {
-	snprintf(im->why, im->why_len, "%s '/%.100s': %s", what, path,
-		 strerror(-err));
-	return err;
+	return strcmp(((const struct node *)a)->name,
+		      ((const struct node *)b)->name);
 }
 
-/* ---- listing ---------------------------------------------------------- */
+/* Good enough to be called the same state of the remote. */
+static bool is_same(const struct node *a, const struct node *b)
+{
+	const struct remote_attr *x = &a->attr, *y = &b->attr;
 
-static bool name_is_valid(const char *name)
+	if (x->mode != y->mode || a->n != b->n)
+		return false;
+	if (S_ISREG(x->mode) && (strcmp(x->identity, y->identity) != 0 ||
+				 x->size != y->size ||
+				 x->mtime_ns != y->mtime_ns))
+		return false;
+	if (S_ISLNK(x->mode) && strcmp(x->target, y->target) != 0)
+		return false;
+	for (size_t i = 0; i < a->n; i++)
+		if (strcmp(a->children[i].name, b->children[i].name) != 0 ||
+		    !is_same(&a->children[i], &b->children[i]))
+			return false;
+	return true;
+}
+
+/* ---- scanning --------------------------------------------------------- */
+
+/* List a directory, or look at some of its entries. */
+struct item {
+	STAILQ_ENTRY(item) next;
+	struct node *dir;
+	char *path; /* of dir */
+	size_t from, to; /* 0, 0: list */
+};
+
+struct scan {
+	struct remote *r; /* held */
+	struct node root;
+	struct mutex lock;
+	pthread_cond_t changed;
+	STAILQ_HEAD(, item) items;	   /* guarded by lock */
+	unsigned n_items, n_threads, refs; /* guarded by lock; items: also
+					      those being worked on */
+	uint64_t progress;		   /* guarded by lock */
+	int err;			   /* guarded by lock */
+	char at[200];			   /* guarded by lock: where err was */
+};
+
+static void scan_put(struct scan *s)
+{
+	bool last;
+	struct item *it;
+
+	mutex_lock(&s->lock);
+	last = --s->refs == 0;
+	mutex_unlock(&s->lock);
+	if (!last)
+		return;
+	while ((it = STAILQ_FIRST(&s->items))) {
+		STAILQ_REMOVE_HEAD(&s->items, next);
+		free(it->path);
+		free(it);
+	}
+	node_fini(&s->root);
+	remote_put(s->r);
+	pthread_cond_destroy(&s->changed);
+	mutex_fini(&s->lock);
+	free(s);
+}
+
+static void scan_fail(struct scan *s, int err, const char *at)
+{
+	mutex_lock(&s->lock);
+	if (!s->err) {
+		s->err = err;
+		snprintf(s->at, sizeof(s->at), "%s", at);
+	}
+	pthread_cond_broadcast(&s->changed);
+	mutex_unlock(&s->lock);
+}
+
+static int push(struct scan *s, struct node *dir, const char *path,
+		size_t from, size_t to)
+{
+	struct item *it = calloc(1, sizeof(*it));
+
+	if (it)
+		it->path = strdup(path);
+	if (!it || !it->path) {
+		free(it);
+		return -ENOMEM;
+	}
+	it->dir = dir;
+	it->from = from;
+	it->to = to;
+	mutex_lock(&s->lock);
+	STAILQ_INSERT_TAIL(&s->items, it, next);
+	s->n_items++;
+	pthread_cond_broadcast(&s->changed);
+	mutex_unlock(&s->lock);
+	return 0;
+}
+
+static struct item *take(struct scan *s)
+{
+	struct item *it = NULL;
+
+	mutex_lock(&s->lock);
+	while (!s->err && s->n_items && STAILQ_EMPTY(&s->items))
+		pthread_cond_wait(&s->changed, &s->lock.m);
+	if (!s->err && s->n_items) {
+		it = STAILQ_FIRST(&s->items);
+		STAILQ_REMOVE_HEAD(&s->items, next);
+	}
+	mutex_unlock(&s->lock);
+	return it;
+}
+
+static void item_done(struct scan *s, struct item *it)
+{
+	free(it->path);
+	free(it);
+	mutex_lock(&s->lock);
+	s->progress++;
+	if (--s->n_items == 0)
+		pthread_cond_broadcast(&s->changed);
+	mutex_unlock(&s->lock);
+}
+
+/* Names come from a store that others write to. */
+static bool name_is_good(const char *name)
 {
 	size_t len = strlen(name);
 
-	return len > 0 && len <= META_NAME_MAX && !strchr(name, '/') &&
+	return len && len <= META_NAME_MAX && !strchr(name, '/') &&
 	       strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
 }
 
-static int add_name(void *arg, const char *name)
-{
-	struct folder *f = arg;
-
-	if (!name_is_valid(name) ||
-	    (!f->path[0] && !strcmp(name, REMOTE_PREFIX))) {
-		message_warning("'%s/%s' on the remote is skipped: not a "
-				"valid name",
-				f->path, name);
-		return 0;
-	}
-	if (f->n == f->cap) {
-		size_t cap = f->cap ? f->cap * 2 : 64;
-		void *grown = realloc(f->entries, cap * sizeof(*f->entries));
-
-		if (!grown)
-			return -ENOMEM;
-		f->entries = grown;
-		f->cap = cap;
-	}
-	f->entries[f->n] = (struct entry){ .name = strdup(name) };
-	if (!f->entries[f->n].name)
-		return -ENOMEM;
-	f->n++;
-	return 0;
-}
-
-static int child_path(const struct folder *f, const char *name,
-		      char out[META_PATH_MAX])
-{
-	int n = snprintf(out, META_PATH_MAX, "%s%s%s", f->path,
-			 f->path[0] ? "/" : "", name);
-
-	return n < META_PATH_MAX ? 0 : -ENAMETOOLONG;
-}
-
-struct asker {
-	struct remote *r;
-	struct folder *f;
-	_Atomic size_t next;
+struct listing {
+	struct scan *s;
+	const struct item *it;
 };
 
-static void *ask_run(void *arg)
+static int list_entry(void *arg, const char *name)
 {
-	struct asker *a = arg;
-	size_t i;
+	struct listing *l = arg;
 
-	while ((i = a->next++) < a->f->n) {
-		struct entry *en = &a->f->entries[i];
-		char path[META_PATH_MAX];
-
-		en->err = child_path(a->f, en->name, path);
-		if (!en->err)
-			en->err = a->r->ops->get_attr(a->r, path, &en->attr);
+	if (!name_is_good(name) ||
+	    strlen(l->it->path) + strlen(name) + 2 > META_PATH_MAX) {
+		message_warning("'%s/%.255s' on %s cannot be a name here: "
+				"left out",
+				l->it->path, name, l->s->r->name);
+		return 0;
 	}
+	return node_add(l->it->dir, name);
+}
+
+static int list_dir(struct scan *s, struct item *it)
+{
+	struct listing l = { s, it };
+	struct node *dir = it->dir;
+	int err = s->r->ops->list(s->r, it->path, list_entry, &l);
+
+	if (err == -ENOENT || err == -ENOTDIR)
+		err = 0; /* it has just gone: the next scan tells */
+	if (dir->n)
+		qsort(dir->children, dir->n, sizeof(*dir->children), by_name);
+	for (size_t i = 0; i < dir->n && !err; i += LOOK_BATCH)
+		err = push(s, dir, it->path, i,
+			   i + LOOK_BATCH < dir->n ? i + LOOK_BATCH : dir->n);
+	return err;
+}
+
+static bool type_is_known(uint32_t mode)
+{
+	return S_ISREG(mode) || S_ISDIR(mode) || S_ISLNK(mode);
+}
+
+static int look(struct scan *s, const char *dir, struct node *child)
+{
+	CLEANUP(free_p) char *path = NULL;
+	int err;
+
+	if (asprintf(&path, "%s%s%s", dir, *dir ? "/" : "", child->name) < 0) {
+		path = NULL;
+		return -ENOMEM;
+	}
+	err = s->r->ops->get_attr(s->r, path, &child->attr);
+	if (err == -ENOENT)
+		return 0;
+	if (err)
+		return err;
+	if (!type_is_known(child->attr.mode)) {
+		message_warning("'%s' on %s is no file, directory or symlink: "
+				"left out",
+				path, s->r->name);
+		remote_attr_fini(&child->attr);
+		return 0;
+	}
+	return S_ISDIR(child->attr.mode) ? push(s, child, path, 0, 0) : 0;
+}
+
+static int look_at_some(struct scan *s, struct item *it)
+{
+	int err = 0;
+
+	for (size_t i = it->from; i < it->to && !err; i++)
+		err = look(s, it->path, &it->dir->children[i]);
+	return err;
+}
+
+static void *scanner_main(void *arg)
+{
+	struct scan *s = arg;
+	struct item *it;
+
+	while ((it = take(s))) {
+		int err = it->to ? look_at_some(s, it) : list_dir(s, it);
+
+		if (err)
+			scan_fail(s, err, it->path);
+		item_done(s, it);
+	}
+	mutex_lock(&s->lock);
+	s->n_threads--;
+	pthread_cond_broadcast(&s->changed);
+	mutex_unlock(&s->lock);
+	scan_put(s);
 	return NULL;
 }
 
-static void ask_all(struct remote *r, struct folder *f)
+/* Until all is seen, all have stopped after an error, or none moves. */
+static int scan_wait(struct scan *s)
 {
-	struct asker a = { .r = r, .f = f };
-	pthread_t threads[N_ASKERS];
-	unsigned n = 0;
+	struct timespec until;
+	uint64_t before;
+	int rc = 0, err;
 
-	while (n < N_ASKERS && n * 4 < f->n) {
-		if (thread_start(&threads[n], "ckpt-import", ask_run, &a))
-			break;
-		n++;
-	}
-	ask_run(&a);
-	while (n)
-		pthread_join(threads[--n], NULL);
+	mutex_lock(&s->lock);
+	do {
+		before = s->progress;
+		clock_gettime(CLOCK_MONOTONIC, &until);
+		until.tv_sec += PATIENCE_S;
+		rc = 0;
+		while (s->n_threads && rc != ETIMEDOUT)
+			rc = pthread_cond_timedwait(&s->changed, &s->lock.m,
+						    &until);
+	} while (s->n_threads && s->progress != before);
+	if (s->n_threads && !s->err)
+		s->err = -ETIMEDOUT;
+	pthread_cond_broadcast(&s->changed);
+	err = s->err;
+	mutex_unlock(&s->lock);
+	return err;
 }
 
-/* ---- making records --------------------------------------------------- */
-
-static void put_inode(struct txn *t, const struct remote_attr *a, uint64_t ino,
-		      uint64_t version, uint64_t parent)
+static int scan_threads(struct scan *s)
 {
-	struct inode_rec rec = {
-		.ino = ino,
+	int err = 0;
+
+	for (int i = 0; i < N_SCANNERS && !err; i++) {
+		pthread_t thread;
+
+		mutex_lock(&s->lock);
+		s->n_threads++;
+		s->refs++;
+		mutex_unlock(&s->lock);
+		err = thread_start(&thread, "import", scanner_main, s);
+		if (!err) {
+			pthread_detach(thread);
+			continue;
+		}
+		mutex_lock(&s->lock);
+		s->n_threads--;
+		s->refs--;
+		mutex_unlock(&s->lock);
+		if (i)
+			return 0; /* some are enough */
+	}
+	return err;
+}
+
+static struct scan *scan_new(struct remote *r)
+{
+	struct scan *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return NULL;
+	mutex_init(&s->lock);
+	condition_init(&s->changed);
+	STAILQ_INIT(&s->items);
+	s->r = remote_hold(r);
+	s->refs = 1;
+	return s;
+}
+
+static void scan_putp(struct scan **s)
+{
+	if (*s)
+		scan_put(*s);
+}
+
+static void say_why(const struct remote *r, const char *at, int err, char *why,
+		    size_t why_len)
+{
+	if (err == -ETIMEDOUT)
+		snprintf(why, why_len, "%s does not answer", r->name);
+	else
+		snprintf(why, why_len, "cannot read '%s' of %s: %s",
+			 *at ? at : "/", r->name, strerror(-err));
+}
+
+static int scan(struct remote *r, struct scan **out, char *why, size_t why_len)
+{
+	CLEANUP(scan_putp) struct scan *s = scan_new(r);
+	char at[200] = "";
+	int err = s ? 0 : -ENOMEM;
+
+	if (!err)
+		err = push(s, &s->root, "", 0, 0);
+	if (!err)
+		err = scan_threads(s);
+	if (!err)
+		err = scan_wait(s);
+	if (err && s) {
+		mutex_lock(&s->lock);
+		memcpy(at, s->at, sizeof(at));
+		mutex_unlock(&s->lock);
+	}
+	if (!err) /* the root itself; it answered a moment ago */
+		err = r->ops->get_attr(r, "", &s->root.attr);
+	if (err) {
+		say_why(r, at, err, why, why_len);
+		return err;
+	}
+	*out = MOVE(s);
+	return 0;
+}
+
+static int scan_till_stable(struct remote *r, struct scan **out, char *why,
+			    size_t why_len)
+{
+	CLEANUP(scan_putp) struct scan *before = NULL;
+	struct scan *now = NULL;
+
+	for (int i = 0; i < N_SCANS; i++) {
+		int err = scan(r, &now, why, why_len);
+
+		if (err)
+			return err;
+		if (before && is_same(&before->root, &now->root)) {
+			*out = now;
+			return 0;
+		}
+		scan_putp(&before);
+		before = now;
+	}
+	message_warning("%s changes all the time: taken over as it was seen "
+			"last",
+			r->name);
+	*out = MOVE(before);
+	return 0;
+}
+
+/* ---- into the namespace ----------------------------------------------- */
+
+struct import {
+	struct meta *m;
+	const struct view *v;
+	int64_t now_ns;
+	uint64_t n_files;
+};
+
+static struct inode_rec rec_of(const struct import *im, const struct node *n,
+			       uint64_t parent)
+{
+	const struct remote_attr *a = &n->attr;
+
+	return (struct inode_rec){
+		.ino = meta_new_ino(im->m),
 		.mode = a->mode,
 		.uid = a->uid,
 		.gid = a->gid,
 		.nlink = S_ISDIR(a->mode) ? 2 : 1,
-		.size = a->size,
-		.blocks = (a->size + 511) / 512,
+		.size = S_ISLNK(a->mode) ? strlen(a->target) :
+					   (S_ISREG(a->mode) ? a->size : 0),
+		.blocks = S_ISREG(a->mode) ? (a->size + 511) / 512 : 0,
 		.atime_ns = a->mtime_ns,
 		.mtime_ns = a->mtime_ns,
-		.ctime_ns = a->mtime_ns,
-		.version = version,
+		.ctime_ns = im->now_ns,
 		.parent = S_ISDIR(a->mode) ? parent : 0,
 	};
-
-	if (S_ISLNK(a->mode))
-		rec.size = strlen(a->target);
-	txn_put_inode(t, &rec);
-	for (uint32_t i = 0; i < a->n_xattrs; i++)
-		txn_put_xattr(t, ino, a->xattrs[i].name, a->xattrs[i].value,
-			      a->xattrs[i].len);
 }
 
-static int put_copy(struct import *im, const struct remote_attr *a,
-		    uint64_t version)
+static int put_copy(struct import *im, const struct node *n)
 {
-	bool verified = remote_attr_verified(a);
+	const struct remote_attr *a = &n->attr;
+	const bool verified = remote_attr_verified(a);
 	struct copy_rec c = {
-		.version = version,
+		.version = n->rec.version,
 		.tier = COPY_REMOTE,
 		.kind = COPY_OBJECT,
 		.size = a->size,
 		.chunk_len = CHUNK_LEN,
 		.n_chunks = verified ? a->n_chunks : 0,
-		.crcs = verified ? a->crcs : NULL,
+		.crcs = a->crcs, /* borrowed for the call */
 		.verified = verified,
 	};
 
@@ -227,210 +482,211 @@ static int put_copy(struct import *im, const struct remote_attr *a,
 	return meta_put_copy(im->m, &c, false);
 }
 
-static int add_file(struct import *im, struct txn *t, uint64_t ino,
-		    const struct remote_attr *a)
+static void put_node(struct txn *t, const struct node *dir,
+		     const struct node *n)
 {
-	struct version_rec v = {
-		.id = meta_new_version(im->m),
-		.ino = ino,
-		.size = a->size,
-		.blocks = (a->size + 511) / 512,
-	};
-	int r = put_copy(im, a, v.id);
+	const struct inode_rec *rec = &n->rec;
 
-	if (r < 0)
-		return r;
-	put_inode(t, a, ino, v.id, 0);
-	txn_put_version(t, &v);
-	im->n_files++;
-	return 0;
-}
+	if (S_ISREG(rec->mode)) {
+		struct version_rec v = {
+			.id = rec->version,
+			.ino = rec->ino,
+			.size = rec->size,
+			.blocks = rec->blocks,
+		};
 
-/* One name that is not there yet. *n_dirs: directories made in the folder. */
-static int add_entry(struct import *im, struct txn *t, struct folder *f,
-		     const struct entry *en, unsigned *n_dirs)
-{
-	const struct remote_attr *a = &en->attr;
-	uint64_t ino = meta_new_ino(im->m);
-	char path[META_PATH_MAX];
-	int r = 0;
-
-	if (S_ISREG(a->mode)) {
-		r = add_file(im, t, ino, a);
-	} else if (S_ISDIR(a->mode)) {
-		put_inode(t, a, ino, 0, f->ino);
-		++*n_dirs;
-		r = child_path(f, en->name, path);
-		if (r == 0)
-			r = push(im, path, ino);
-	} else if (S_ISLNK(a->mode) && a->target) {
-		put_inode(t, a, ino, 0, 0);
-		txn_put_symlink(t, ino, a->target);
-	} else {
-		return 0; /* sockets and devices stay where they are */
+		txn_put_version(t, &v);
 	}
-	if (r == 0)
-		txn_put_dentry(t, f->ino, en->name, ino, a->mode & S_IFMT);
-	return r;
+	if (S_ISLNK(rec->mode))
+		txn_put_symlink(t, rec->ino, n->attr.target);
+	for (uint32_t i = 0; i < n->attr.n_xattrs; i++) {
+		const struct remote_xattr *x = &n->attr.xattrs[i];
+
+		txn_put_xattr(t, rec->ino, x->name, x->value, x->len);
+	}
+	txn_put_inode(t, rec);
+	txn_put_dentry(t, dir->rec.ino, n->name, rec->ino, rec->mode);
 }
 
-/* Is it known already? Directories are walked again. */
-static int known(struct import *im, struct folder *f, const struct entry *en,
-		 bool *out)
+/* One transaction: some new entries of dir, and dir's link count. */
+static int put_some(struct import *im, struct node *dir, struct node **some,
+		    size_t n)
+{
+	uint64_t seq;
+	int err = 0;
+	struct txn *t;
+
+	for (size_t i = 0; i < n && !err; i++) {
+		if (!S_ISREG(some[i]->rec.mode))
+			continue;
+		err = put_copy(im, some[i]);
+		im->n_files++;
+	}
+	if (err || !n)
+		return err;
+	t = txn_begin(im->m);
+	for (size_t i = 0; i < n; i++) {
+		put_node(t, dir, some[i]);
+		dir->rec.nlink += S_ISDIR(some[i]->rec.mode);
+	}
+	txn_put_inode(t, &dir->rec);
+	return txn_commit(t, &seq);
+}
+
+/* Is it there already (an import that died, local state from before)? Then
+ * it stays as it is. */
+static int find_old(struct import *im, const struct node *dir, struct node *n)
 {
 	struct dentry_rec d;
-	char path[META_PATH_MAX];
-	int r;
+	int err = view_lookup(im->v, dir->rec.ino, n->name, &d);
 
-	r = view_lookup(meta_accepted(im->m), f->ino, en->name, &d);
-	*out = r == 0;
-	if (r == -ENOENT)
-		return 0;
-	if (r < 0 || !S_ISDIR(d.type) || !S_ISDIR(en->attr.mode))
-		return r;
-	r = child_path(f, en->name, path);
-	return r < 0 ? r : push(im, path, d.ino);
+	return err ? err : view_inode(im->v, d.ino, &n->rec);
 }
 
-static int raise_nlink(struct import *im, struct txn *t, uint64_t ino,
-		       unsigned n)
+static int put_dir(struct import *im, struct node *dir)
 {
-	struct inode_rec rec;
-	int r;
+	struct node *some[TXN_BATCH];
+	size_t n = 0;
+	int err = 0;
 
-	if (!n)
-		return 0;
-	r = view_inode(meta_accepted(im->m), ino, &rec);
-	if (r < 0)
-		return r;
-	rec.nlink += n;
-	txn_put_inode(t, &rec);
-	return 0;
-}
+	for (size_t i = 0; i < dir->n && !err; i++) {
+		struct node *child = &dir->children[i];
 
-static int add_slice(struct import *im, struct folder *f, size_t from,
-		     size_t to)
-{
-	struct txn *t = txn_begin(im->m);
-	unsigned n_dirs = 0;
-	uint64_t seq;
-	bool there;
-	int r = 0;
-
-	for (size_t i = from; i < to && r == 0; i++) {
-		struct entry *en = &f->entries[i];
-
-		if (en->err == -ENOENT)
-			continue; /* gone since it was listed */
-		if (en->err) {
-			r = why(im, en->err, "cannot look at", en->name);
-			break;
+		if (!child->attr.mode)
+			continue;
+		err = find_old(im, dir, child);
+		if (err != -ENOENT)
+			continue;
+		err = 0;
+		child->rec = rec_of(im, child, dir->rec.ino);
+		if (S_ISREG(child->rec.mode))
+			child->rec.version = meta_new_version(im->m);
+		some[n++] = child;
+		if (n == TXN_BATCH) {
+			err = put_some(im, dir, some, n);
+			n = 0;
 		}
-		r = known(im, f, en, &there);
-		if (r == 0 && !there)
-			r = add_entry(im, t, f, en, &n_dirs);
 	}
-	if (r == 0)
-		r = raise_nlink(im, t, f->ino, n_dirs);
-	if (r < 0) {
-		txn_abort(t);
-		return r;
-	}
-	return txn_commit(t, &seq);
+	return err ? err : put_some(im, dir, some, n);
 }
 
-static int import_folder(struct import *im, const char *path, uint64_t ino)
+/* Parents first. A stack of directories, for a tree may be deep. */
+static int put_tree(struct import *im, struct node *root)
 {
-	CLEANUP(folder_fini) struct folder f = { .ino = ino };
-	int r;
+	struct node **stack = malloc(sizeof(*stack));
+	size_t n = 1, cap = 1;
+	int err = stack ? 0 : -ENOMEM;
 
-	snprintf(f.path, sizeof(f.path), "%s", path);
-	r = im->r->ops->list(im->r, path, add_name, &f);
-	if (r == -ENOENT && path[0])
-		return 0;
-	if (r < 0)
-		return why(im, r, "cannot list", path);
-	ask_all(im->r, &f);
-	for (size_t i = 0; i < f.n && r == 0; i += N_A_TRANSACTION) {
-		size_t to = i + N_A_TRANSACTION;
+	if (stack)
+		stack[0] = root;
+	while (!err && n) {
+		struct node *dir = stack[--n];
 
-		r = add_slice(im, &f, i, to < f.n ? to : f.n);
+		err = put_dir(im, dir);
+		if (!err && n + dir->n > cap) {
+			struct node **more;
+
+			cap = 2 * (n + dir->n);
+			more = realloc(stack, cap * sizeof(struct node *));
+			err = more ? 0 : -ENOMEM;
+			stack = more ? more : stack;
+		}
+		for (size_t i = 0; i < dir->n && !err; i++)
+			if (S_ISDIR(dir->children[i].rec.mode) &&
+			    S_ISDIR(dir->children[i].attr.mode))
+				stack[n++] = &dir->children[i];
 	}
-	return r;
+	free(stack);
+	return err;
 }
 
-/* The root's own attributes, as far as the remote knows them. */
-static int import_root(struct import *im)
+static int put_root(struct import *im, struct node *root, bool fresh)
 {
-	CLEANUP(remote_attr_fini) struct remote_attr a = { 0 };
-	struct inode_rec rec;
+	const struct remote_attr *a = &root->attr;
+	int err = view_inode(im->v, META_ROOT_INO, &root->rec);
 	struct txn *t;
 	uint64_t seq;
-	int r;
 
-	r = im->r->ops->get_attr(im->r, "", &a);
-	if (r == -ENOENT)
-		return 0;
-	if (r < 0)
-		return why(im, r, "cannot look at", "");
+	if (err || !fresh)
+		return err;
+	root->rec.mode = S_IFDIR | (a->mode & 07777);
+	root->rec.uid = a->uid;
+	root->rec.gid = a->gid;
+	root->rec.mtime_ns = a->mtime_ns;
+	root->rec.ctime_ns = im->now_ns;
 	t = txn_begin(im->m);
-	r = view_inode(meta_accepted(im->m), META_ROOT_INO, &rec);
-	if (r < 0) {
-		txn_abort(t);
-		return r;
-	}
-	rec.mode = S_IFDIR | (a.mode & 07777);
-	rec.uid = a.uid;
-	rec.gid = a.gid;
-	rec.mtime_ns = a.mtime_ns;
-	txn_put_inode(t, &rec);
-	for (uint32_t i = 0; i < a.n_xattrs; i++)
-		txn_put_xattr(t, META_ROOT_INO, a.xattrs[i].name,
-			      a.xattrs[i].value, a.xattrs[i].len);
+	txn_put_inode(t, &root->rec);
+	for (uint32_t i = 0; i < a->n_xattrs; i++)
+		txn_put_xattr(t, META_ROOT_INO, a->xattrs[i].name,
+			      a->xattrs[i].value, a->xattrs[i].len);
 	return txn_commit(t, &seq);
 }
 
-static int import_pass(struct import *im)
+/* ---- the end ---------------------------------------------------------- */
+
+/* No follower runs yet, and nothing in the log waits for a flush. */
+static int advance_all(struct meta *m)
 {
-	int r;
+	const uint64_t want = meta_accepted_seq(m);
+	int err = 0;
 
-	r = push(im, "", META_ROOT_INO);
-	while (r == 0 && im->n) {
-		struct pending p = im->stack[--im->n];
+	while (!err && meta_nvme_seq(m) < want) {
+		uint64_t n;
 
-		r = import_folder(im, p.path, p.ino);
-		free(p.path);
+		err = meta_log_bound(m, want, LOG_BYTES, &n);
+		if (!err)
+			err = meta_advance(m, n, NULL, 0, NULL, 0);
 	}
-	return r;
+	return err;
 }
 
-static bool is_fresh(struct meta *m)
+/* fresh: the remote shows all there is here. */
+static int settle(struct meta *m, bool fresh)
 {
-	bool empty = false;
+	int err = advance_all(m);
 
-	return view_dir_is_empty(meta_accepted(m), META_ROOT_INO, &empty) ==
-		       0 &&
-	       empty;
+	if (!err && fresh)
+		err = meta_set_remote_seq(m, meta_nvme_seq(m), true);
+	return err ? err : meta_set_note(m, NOTE_DONE, "\1", 1);
+}
+
+bool restore_is_done(const struct meta *m)
+{
+	uint8_t note;
+	size_t len = sizeof(note);
+
+	return !meta_note(m, NOTE_DONE, &note, &len) && len;
 }
 
 int restore_import(struct meta *m, struct remote *r, uint64_t *n_files,
-		   char *why_buf, size_t why_len)
+		   char *why, size_t why_len)
 {
-	struct import im = {
-		.m = m, .r = r, .why = why_buf, .why_len = why_len
-	};
-	int err = 0;
+	CLEANUP(scan_putp) struct scan *s = NULL;
+	struct import im = { .m = m, .v = meta_accepted(m) };
+	const uint64_t begin = meta_accepted_seq(m);
+	const bool all_durable = meta_nvme_seq(m) == begin;
+	const bool fresh = all_durable && meta_remote_seq(m) == begin;
+	struct timespec now;
+	int err = remote_attach(m, r, why, why_len);
 
-	if (is_fresh(m))
-		err = import_root(&im);
-	for (int pass = 0; pass < 2 && err == 0; pass++)
-		err = import_pass(&im);
-	while (im.n)
-		free(im.stack[--im.n].path);
-	free(im.stack);
-	if (err == 0)
-		err = meta_set_note(m, NOTE_DONE, "1", 1);
-	if (err == 0)
-		*n_files = im.n_files;
-	return err;
+	if (!err)
+		err = scan_till_stable(r, &s, why, why_len);
+	if (err)
+		return err;
+	clock_gettime(CLOCK_REALTIME, &now);
+	im.now_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+	err = put_root(&im, &s->root, fresh);
+	if (!err)
+		err = put_tree(&im, &s->root);
+	/* What else is in the log must be flushed first: the follower will,
+	 * and the import is made once more at the next mount. */
+	if (!err && all_durable)
+		err = settle(m, fresh);
+	if (err) {
+		snprintf(why, why_len, "cannot take over what %s holds: %s",
+			 r->name, strerror(-err));
+		return err;
+	}
+	*n_files = im.n_files;
+	return 0;
 }

@@ -11,7 +11,8 @@
  *
  * Invariants
  *  1. A mark leaves the list only when its seal has its number: settle()
- *     also waits for marks that another thread is settling.
+ *     also waits for a mark that another thread is settling. One at a time,
+ *     in the order of the closes: that is the order of the seals.
  *  2. Whoever seals holds the inode's lock, then the door: an event logged
  *     later has a larger number.
  *  3. A final seal says that nobody can write the file: the flusher may map
@@ -474,14 +475,13 @@ void settle(struct engine *e)
 		return;
 	mutex_lock(&e->marks.lock);
 	while (e->marks.n || e->marks.settling) {
-		in = TAILQ_FIRST(&e->marks.list);
-		if (!in) {
-			/* Taken by others: wait until each has its number
-			 * (or is back in the list). */
+		if (e->marks.settling) {
+			/* Taken by another thread: wait until it has its
+			 * number (or is back in the list). */
 			pthread_cond_wait(&e->marks.settled, &e->marks.lock.m);
 			continue;
 		}
-		pop_mark_locked(e, in);
+		in = pop_mark_locked(e, TAILQ_FIRST(&e->marks.list));
 		mutex_unlock(&e->marks.lock);
 		settle_popped(e, in, true);
 		mutex_lock(&e->marks.lock);
@@ -508,10 +508,16 @@ static int64_t settle_due(struct engine *e)
 
 	mutex_lock(&e->marks.lock);
 	n = e->marks.n;
-	while (n-- && !TAILQ_EMPTY(&e->marks.list)) {
-		struct inode *in = TAILQ_FIRST(&e->marks.list);
-		int64_t age = now - in->marked_ns;
+	while (n--) {
+		struct inode *in;
+		int64_t age;
 
+		while (e->marks.settling)
+			pthread_cond_wait(&e->marks.settled, &e->marks.lock.m);
+		in = TAILQ_FIRST(&e->marks.list);
+		if (!in)
+			break;
+		age = now - in->marked_ns;
 		pop_mark_locked(e, in);
 		mutex_unlock(&e->marks.lock);
 		kept = settle_popped(e, in, age >= SETTLE_BY);
@@ -594,11 +600,22 @@ void *settler_main(void *arg)
 	}
 }
 
+int settle_closed_locked(struct engine *e, struct inode *in)
+{
+	if (in->ro_fd < 0)
+		return 0;
+	if (!writer_left_locked(e, in))
+		return seal_final_locked(e, in);
+	return in->mark.valid ? seal_snapshot_locked(e, in) : 0;
+}
+
 int file_seal_written(struct engine *e, uint64_t ino)
 {
-	struct inode *in = inode_find(e, ino);
+	struct inode *in;
 	int r;
 
+	settle(e); /* what was closed before comes first */
+	in = inode_find(e, ino);
 	if (!in)
 		return 0;
 	mutex_lock(&in->lock);

@@ -23,10 +23,11 @@ static bool has_prefix(const char *name, const char *prefix)
 	return strncmp(name, prefix, strlen(prefix)) == 0;
 }
 
-/* ACLs and the like: nothing of system. is kept. */
+/* As on a local disk; nothing of system. (ACLs and the like) is kept. */
 static int may_use(uint64_t ino, const char *name)
 {
-	if (has_prefix(name, "system."))
+	if (!has_prefix(name, "user.") && !has_prefix(name, "trusted.") &&
+	    !has_prefix(name, "security."))
 		return -EOPNOTSUPP;
 	if (ino_is_hidden(ino))
 		return -ENODATA;

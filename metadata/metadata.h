@@ -202,6 +202,7 @@ MUST_CHECK int txn_commit(struct txn *t, uint64_t *seq);
 void txn_abort(struct txn *t);
 /* The number the transaction will get. */
 uint64_t txn_seq(const struct txn *t);
+size_t txn_len(const struct txn *t); /* bytes for the log, so far */
 /* This transaction makes room (unlink, rmdir): let it through when full. */
 void txn_frees(struct txn *t);
 /* At most one event a transaction; copied. Paths as they were: see there. */

@@ -81,6 +81,11 @@ uint64_t txn_seq(const struct txn *t)
 	return t->seq;
 }
 
+size_t txn_len(const struct txn *t)
+{
+	return t->shared.len + t->event.len;
+}
+
 void txn_frees(struct txn *t)
 {
 	t->frees = true;

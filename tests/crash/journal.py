@@ -28,19 +28,24 @@ def seeds(name, n=None):
 class Work:
     """A writer of a list of operations, and what it noted."""
 
-    def __init__(self, one, seed, n=4000, folder=None):
+    def __init__(self, one, seed, n=4000, folder=None, top=None,
+                 tolerate=False):
         self.seed, self.n = seed, n
         self.ops, self.latest = oplist.operations(seed, n)
         self.file = (folder or one.m.base) / f"journal-{seed}"
         self.process = one.spawn(
-            [sys.executable, HERE / "writer.py", "--top", one.m.path,
-             "--seed", seed, "--n", n, "--journal", self.file])
+            [sys.executable, HERE / "writer.py", "--top",
+             top or one.m.path,
+             "--seed", seed, "--n", n, "--journal", self.file,
+             *(["--tolerate"] if tolerate else [])])
         self.begun = self.done = self.promised = -1
+        self.promised_at = 0.0
         self.error = None
         self.ended = False
 
     def read(self):
         self.begun = self.done = self.promised = -1
+        self.failed = []
         try:
             lines = self.file.read_text().splitlines()
         except OSError:
@@ -53,6 +58,10 @@ class Work:
                 self.done = int(rest[0])
                 if self.ops[self.done][0] in oplist.PROMISES:
                     self.promised = self.done
+                    self.promised_at = float(rest[1])
+            elif word == "f":
+                self.done = int(rest[0])
+                self.failed.append(int(rest[1]))
             elif word == "e":
                 self.error = (int(rest[0]), int(rest[1]), float(rest[2]))
             elif word == "end":
@@ -95,7 +104,10 @@ class Work:
                 f"differ (found / wanted):\n{text}")
         if max(got) < self.promised:
             raise AssertionError(f"{where}: an fsync returned, but the state "
-                                 f"is the one after operation {max(got)}")
+                                 f"is the one after operation {max(got)} "
+                                 "(it returned "
+                                 f"{cut_at - self.promised_at:.4f} s before "
+                                 "the cut)")
         self.check_latest(found, where)
         return max(got)
 
@@ -112,6 +124,3 @@ def moment(seed, n):
     r = random.Random(f"moment {seed}")
     return r.randrange(n // 40, n // 4), r.random() * 0.1, r
 
-
-def now():
-    return time.monotonic()

@@ -128,21 +128,24 @@ class Tree:
         kind = op[0]
         yield from getattr(self, "do_" + kind)(*op[1:])
 
-    def describe(self, deep=True):
+    def describe(self, deep=True, written=False):
         """As look() sees it; mtime only where it is known. Not deep: without
-        checksums, which cost."""
+        checksums, which cost. written: what is unsealed counts, too."""
         links = {}
         for node in self.nodes.values():
             links[id(node)] = links.get(id(node), 0) + 1
         seen = {}
         for path, node in self.nodes.items():
-            if node.is_file() and node.content is None:
+            content = node.content
+            if written and node.pending is not None:
+                content = node.pending
+            if node.is_file() and content is None:
                 continue
             what = {"mode": oct(node.mode)}
             if node.is_file():
-                what["size"] = length_of(node.content)
+                what["size"] = length_of(content)
                 if deep:
-                    what["sha256"] = digest(node.content)
+                    what["sha256"] = digest(content)
                 what["links"] = links[id(node)]
                 if node.mtime is not None:
                     what["mtime"] = node.mtime
@@ -636,3 +639,79 @@ def nearest(ops, found, upto):
                 best = (n, number, op,
                         calls.difference(have, wanted))
     return best
+
+
+# ---- judging what a daemon's death left -----------------------------------
+
+WRITES = ("write", "pwrite", "append", "truncate", "open", "close")
+
+
+def written_content(op, node):
+    """The bytes a file may hold while op writes it: those before, and those
+    after if all of it was done."""
+    old = node.pending if node.pending is not None else node.content or ()
+    kind, piece = op[0], op[-1]
+    if kind in ("write", "open"):
+        return (), (op[2],)
+    if kind == "truncate":
+        return old, resized(old, piece)
+    if kind == "pwrite":
+        return old, overwritten(old, op[2], piece)
+    return old, old + (piece,)
+
+
+def whole(content):
+    return b"".join(bytes(piece_bytes(p)) for p in content)
+
+
+def is_between(data, op, node):
+    """Was op on its way when the daemon died? A write goes from front to
+    back; whatever is not yet written is as it was."""
+    before = whole(node.content or ())
+    if data == before:
+        return True
+    start, end = map(whole, written_content(op, node))
+    if data in (start, end):
+        return True
+    if len(data) > max(len(start), len(end)):
+        return False
+    at = op[2] if op[0] == "pwrite" else len(start)
+    done = at
+    while done < len(data) and data[done] == end[done]:
+        done += 1
+    return (data[:at] == end[:at] and data[done:] == start[done:len(data)]
+            and len(data) >= min(len(start), len(end)))
+
+
+def differs(found, wanted, without):
+    have = without_times(found, wanted)
+    return calls.difference(
+        {k: v for k, v in have.items() if k not in without},
+        {k: v for k, v in wanted.items() if k not in without})
+
+
+def judge_written(ops, top, done, begun):
+    """All that returned is there; of the one on its way, something between
+    nothing and all. Returns what is wrong, or ""."""
+    tree = Tree()
+    for op in ops[:done + 1]:
+        for _ in tree.apply(op):
+            pass
+    found = look(top)
+    answers = [differs(found, tree.describe(written=True), ())]
+    if begun > done and answers[0]:
+        op = ops[begun]
+        if op[0] in WRITES:
+            node = tree.nodes.get(op[1]) or Node(0)
+            names = {p for p, n in tree.nodes.items() if n is node} | {op[1]}
+            answer = differs(found, tree.describe(written=True), names)
+            path = os.path.join(top, op[1])
+            if not answer and op[1] in found and not is_between(
+                    calls.read(path), op, node):
+                answer = f"{op[1]} is neither as before {op} nor after"
+            answers.append(answer)
+        else:
+            for _ in tree.apply(op):
+                answers.append(differs(found, tree.describe(written=True),
+                                       ()))
+    return min(answers, key=len)

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that does an operation list (oplist.py) on a mount.
 
-    writer.py --top DIR --seed S --n N --journal FILE [--from K]
+    writer.py --top DIR --seed S --n N --journal FILE [--tolerate]
 
 The journal lies elsewhere and tells what the process was told, a line each:
 
-    b N        operation N begins          d N        it returned
-    e N ERRNO TIME   it failed, and the process ends    end   all was done
+    b N              operation N begins
+    d N TIME         it returned
+    f N ERRNO        an fsync failed, which may be
+    e N ERRNO TIME   it failed, and the process ends
+    end              all was done
 """
 import argparse
 import mmap
@@ -124,6 +127,8 @@ def main():
     p.add_argument("--seed", required=True)
     p.add_argument("--n", type=int, required=True)
     p.add_argument("--journal", required=True)
+    p.add_argument("--tolerate", action="store_true",
+                   help="an fsync may fail: it is noted as `f N ERRNO`")
     args = p.parse_args()
     os.umask(0)
     ops, _ = oplist.operations(args.seed, args.n)
@@ -135,10 +140,13 @@ def main():
         try:
             writer.do(op)
         except OSError as e:
+            if args.tolerate and op[0] == "fsync":
+                os.write(journal, b"f %d %d\n" % (number, e.errno or 0))
+                continue
             os.write(journal, b"e %d %d %f\n"
                      % (number, e.errno or 0, time.monotonic()))
             os._exit(1)
-        os.write(journal, b"d %d\n" % number)
+        os.write(journal, b"d %d %f\n" % (number, time.monotonic()))
     os.write(journal, b"end\n")
 
 

@@ -106,7 +106,17 @@ def opened(path, flags=os.O_RDWR, mode=0o666):
     try:
         yield fd
     finally:
-        os.close(fd)
+        close_dead(fd)
+
+
+def close_dead(*fds):
+    """Closes descriptors of a mount that may be dead: close(2) then tells."""
+    for fd in fds:
+        try:
+            os.close(fd)
+        except OSError as e:
+            if e.errno != errno.ENOTCONN:
+                raise
 
 
 def digest(path):

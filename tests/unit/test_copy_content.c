@@ -11,6 +11,13 @@
 
 #define MIB ((uint64_t)1 << 20)
 
+static char shm[] = "/dev/shm/ckptfs-unit-XXXXXX";
+
+static void shm_remove(void)
+{
+	check_remove(shm);
+}
+
 static unsigned char byte_at(uint64_t off)
 {
 	return (unsigned char)(off * 31 + (off >> 12) * 7 + 1);
@@ -147,17 +154,16 @@ int main(void)
 		CHUNK_LEN + 1,
 		17 * MIB + 77,
 	};
-	char shm[] = "/dev/shm/ckptfs-unit-XXXXXX";
 	const char *dir = check_tmpdir();
 	const char *at[2] = { dir, shm };
 
 	CHECK(mkdtemp(shm));
+	atexit(shm_remove);
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
 		for (unsigned k = 0; k < 16; k++)
 			one(at[k & 1], at[k >> 1 & 1], sizes[i], k >> 2 & 1,
 			    k >> 3);
 	flipped(dir);
 	direct(dir);
-	check_remove(shm);
 	return 0;
 }

@@ -188,6 +188,13 @@ static void refused(const char *dir)
 
 /* ---- the real ones ---- */
 
+static char shm[] = "/dev/shm/ckptfs-unit-XXXXXX";
+
+static void shm_remove(void)
+{
+	check_remove(shm);
+}
+
 static int note_id(void *arg, uint64_t id, uint64_t blocks)
 {
 	uint64_t *sum = arg;
@@ -270,7 +277,6 @@ static void limit_counts(const char *dir)
 static void real_tiers(const char *parent)
 {
 	char dir[PATH_MAX];
-	char shm[] = "/dev/shm/ckptfs-unit-XXXXXX";
 	struct tier *t;
 
 	CHECK_EQ(tier_nvme_open("/no/such", 0, &t), -ENOENT);
@@ -280,11 +286,11 @@ static void real_tiers(const char *parent)
 	real_tier(t);
 	limit_counts(dir);
 	CHECK(mkdtemp(shm));
+	atexit(shm_remove);
 	CHECK_EQ(tier_dram_open(shm, 1 << 30, &t), 0);
 	real_tier(t);
 	CHECK_EQ(tier_nvme_open(shm, 0, &t), 0); /* O_DIRECT or not: works */
 	real_tier(t);
-	rmdir(shm);
 }
 
 int main(void)

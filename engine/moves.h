@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The renames among events, and what a path was called before them. The remote
+ * shows the names of R; whoever looks there for a file by its name of today
+ * (restore), or for the bytes of one at T (reconcile), goes back through the
+ * renames in between. Single thread each.
+ */
+#ifndef CKPT_ENGINE_MOVES_H
+#define CKPT_ENGINE_MOVES_H
+
+#include "metadata/metadata.h"
+
+struct moves { /* all zero: none */
+	struct moved *all;
+	size_t n, cap;
+};
+
+/* Keeps ev if it is a rename or an exchange. Events in order. */
+MUST_CHECK int moves_add(struct moves *ms, const struct event *ev);
+void moves_fini(struct moves *ms);
+/*
+ * Calls fn with path, then with each name it had before, newest first, until
+ * fn returns non-zero, which is then returned.
+ */
+typedef int path_fn(void *arg, const char *path);
+MUST_CHECK int moves_back(const struct moves *ms, const char *path,
+			  path_fn *fn, void *arg);
+
+#endif

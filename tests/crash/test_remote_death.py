@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The remote goes away, fills up, or is another one, and comes back; the
+daemon is killed meanwhile. Saves go on, what is seen on the remote is always
+complete, and in the end it is what the mount shows."""
+import os
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+import calls
+import journal
+import mounted
+import power
+import steps
+
+pytestmark = [pytest.mark.modes("passthrough", "served"), pytest.mark.root]
+MB = 1 << 20
+
+
+class Job:
+    """A trainer on the mount, and somebody who watches the remote."""
+
+    def __init__(self, m, pace=0.05):
+        self.m = m
+        self.notes = m.base / "run" / "steps"
+        self.n_failed = 0
+        self.is_away = False
+        self.pace = pace
+        self.process = None
+        self.watch = steps.Watch(m.remote_dir)
+        self.watch.away = lambda: self.is_away
+        self.go()
+
+    def go(self):
+        self.process = self.m.popen(
+            [sys.executable, steps.__file__, "--top", self.m.path,
+             "--journal", self.notes, "--first", self.done() + 1, "--pace",
+             self.pace])
+
+    def done(self):
+        try:
+            lines = self.notes.read_text().splitlines()
+        except OSError:
+            return -1
+        return max((int(x) for x in lines if x[0] != "e"), default=-1)
+
+    def steps(self, n, seconds=30):
+        """The job gets that much further, whatever the remote does."""
+        want = self.done() + n
+
+        def there():
+            assert self.process.poll() is None, \
+                f"the job failed: {self.notes.read_text()[-200:]}"
+            return self.done() >= want
+        mounted.until(there, seconds)
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+    def converge(self):
+        self.stop()
+        self.m.wait("remote", timeout=60)
+        steps.same_as_remote(self.m.path, self.m.remote_dir)
+
+    def close(self):
+        self.stop()
+        self.watch.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        if kind:
+            self.is_away = True  # one trouble is enough
+        self.close()
+
+
+def remote(m):
+    return m.status()["tiers"][2]
+
+
+def published(m, job):
+    mounted.until(lambda: len(job.watch.seen) > 1, 60)
+
+
+@pytest.mark.limit(120)
+def test_vanishes_and_returns(fresh):
+    m = fresh(remote=True, dram="256M")
+    away = m.base / "away"
+    with Job(m) as job:
+        for _ in range(2):
+            published(m, job)
+            job.is_away = True
+            os.rename(m.remote_dir, away)
+            mounted.until(lambda: remote(m)["error"], 30)
+            job.steps(8)
+            fsync_in_time(m)
+            os.rename(away, m.remote_dir)
+            job.is_away = False
+            job.watch.seen.clear()
+        job.steps(2)
+        job.converge()
+
+
+def fsync_in_time(m):
+    """A dead remote holds up no fsync that did not ask for it."""
+    start = time.monotonic()
+    path = calls.write(m.path / "probe", calls.noise(MB, start))
+    with calls.opened(path, os.O_RDONLY) as fd:
+        os.fsync(fd)
+    os.unlink(path)
+    assert time.monotonic() - start < 10 * mounted.PATIENCE
+
+
+@pytest.mark.limit(120)
+def test_another_one_in_its_place(fresh):
+    """An empty directory where the remote was (its filesystem is not
+    mounted): nothing is put there."""
+    m = fresh(remote=True, dram="256M")
+    away = m.base / "away"
+    with Job(m) as job:
+        published(m, job)
+        job.is_away = True
+        os.rename(m.remote_dir, away)
+        m.remote_dir.mkdir()
+        mounted.until(lambda: remote(m)["error"], 30)
+        job.steps(5)
+        assert os.listdir(m.remote_dir) == []
+        os.rmdir(m.remote_dir)
+        os.rename(away, m.remote_dir)
+        job.is_away = False
+        job.converge()
+
+
+class Small:
+    """A remote on a small tmpfs."""
+
+    def __init__(self, m, mb=150):
+        self.at = m.remote_dir
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mb}M", "none",
+                        self.at], check=True)
+
+    def remount(self, how):
+        subprocess.run(["mount", "-o", f"remount,{how}", self.at],
+                       check=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        subprocess.run(["umount", "-l", self.at], check=True)
+
+
+def small_remote(mode):
+    """A mount that is not up yet."""
+    return mounted.Mounted(mode, remote=True, dram="256M")
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("trouble", ["full", "readonly"])
+def test_refuses_writes_for_a_while(mode, trouble):
+    m = small_remote(mode)
+    try:
+        with Small(m) as store:
+            m.start()
+            try:
+                with Job(m) as job:
+                    published(m, job)
+                    refuse(m, job, store, trouble)
+                    job.steps(2)
+                    job.converge()
+            finally:
+                m.kill()
+                m.unmount(lazy=True)
+    finally:
+        m.close()
+
+
+def refuse(m, job, store, trouble):
+    if trouble == "readonly":
+        # Fails while a file is open for writing there.
+        mounted.until(lambda: subprocess.run(
+            ["mount", "-o", "remount,ro", store.at],
+            stderr=subprocess.DEVNULL).returncode == 0, 20, 0.003)
+    else:
+        filler = store.at / ".ckptfs" / "filler"
+        with open(filler, "wb") as f:
+            while not calls.errno_of(calls.write_all, f.fileno(),
+                                     bytes(MB)):
+                pass
+    mounted.until(lambda: remote(m)["error"], 30)
+    job.steps(5)
+    fsync_in_time(m)
+    if trouble == "readonly":
+        store.remount("rw")
+    else:
+        os.unlink(filler)
+
+
+@pytest.mark.limit(200 * journal.ROUNDS)
+def test_killed_while_it_publishes(fresh):
+    """Also with the remote away when it starts again."""
+    m = fresh(remote=True, dram="256M")
+    away = m.base / "away"
+    r = random.Random(f"publish {m.mode}")
+    with Job(m, pace=0) as job:
+        published(m, job)
+        for i in range(5 * journal.ROUNDS):
+            job.steps(r.randrange(1, 5))
+            time.sleep(r.random() * 0.05)
+            m.kill()
+            job.process.wait(30)
+            if i % 2:
+                job.is_away = True
+                os.rename(m.remote_dir, away)
+            m.start()
+            again(m, job)
+            if i % 2:
+                job.steps(2)
+                os.rename(away, m.remote_dir)
+                job.is_away = False
+                published(m, job)
+        job.steps(2)
+        job.converge()
+
+
+def again(m, job):
+    """The trainer goes on as trainers do: what is incomplete goes."""
+    if not steps.latest_of(m.path):
+        calls.write(m.path / "latest", b"step-%d" % job.done())
+    latest = int(steps.check_latest(m.path).split("-")[1])
+    assert latest >= job.done(), "a step that was complete is not there"
+    for name in os.listdir(m.path):
+        number = name[5:].removesuffix(".tmp") if "step-" in name else ""
+        if name.endswith(".tmp") or number and int(number) > job.done():
+            mounted.drop(m.path / name) if number else \
+                os.unlink(m.path / name)
+    if latest > job.done():
+        calls.write(m.path / "latest", b"step-%d" % job.done())
+    job.watch.seen.clear()
+    job.go()
+
+
+@pytest.mark.limit(200 * journal.ROUNDS)
+def test_power_cut_while_it_publishes(mode):
+    """The remote was never ahead of what the NVMe holds."""
+    for seed in journal.seeds(f"publish-cut-{mode}", 2):
+        with power.Machine(mode, remote=True, flush_rate="80M") as one:
+            m = one.m
+            r = random.Random(seed)
+            with Job(m, pace=0) as job:
+                published(m, job)
+                job.steps(r.randrange(2, 12))
+                one.cut()
+                job.stop()
+                ahead = steps.latest_of(m.remote_dir)
+                here = steps.check_latest(m.path)
+                assert int(ahead.split("-")[1]) <= int(here.split("-")[1]), \
+                    f"the remote shows {ahead}, here is {here}"
+                rest(m, here)
+                job.watch.seen.clear()
+                calls.write(m.path / "latest", here.encode())
+                m.wait("remote")
+                steps.same_as_remote(m.path, m.remote_dir)
+
+
+def rest(m, here):
+    for name in os.listdir(m.path):
+        if name.endswith(".tmp") and "step" in name:
+            mounted.drop(m.path / name)
