@@ -107,7 +107,7 @@ struct versions {
 	pthread_cond_t changed; /* a state changed, or something was dropped */
 	TAILQ_HEAD(version_queue, version) queue;
 	LIST_HEAD(, version) by_id[N_BUCKETS];
-	uint64_t target; /* what the follower works towards: pins */
+	uint64_t target;             /* what the follower works towards: pins */
 	STAILQ_HEAD(, bound) bounds; /* later targets: pin, too */
 	uint64_t log_len, smalls_len, n_since; /* since the last of them */
 	uint64_t n, bytes;

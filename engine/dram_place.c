@@ -306,7 +306,8 @@ static int shm_check(struct dram_place *p, uint64_t want)
 /* logind empties /dev/shm of a user's files when the last session ends. */
 void dram_place_warn(const struct dram_place *p)
 {
-	if (p->own_tmpfs || geteuid() < FIRST_USER_UID || access("/run/systemd/seats", F_OK))
+	if (p->own_tmpfs || geteuid() < FIRST_USER_UID ||
+	    access("/run/systemd/seats", F_OK))
 		return;
 	message_warning("the DRAM tier is in '%s': systemd may remove it when "
 			"you log out (RemoveIPC=; 'loginctl enable-linger' "

@@ -62,6 +62,7 @@ MUST_CHECK int engine_start(const struct engine_config *config, char *why,
  */
 void engine_stop(struct engine *e, int timeout_s);
 
+/* The databases; the engine's own until engine_stop(). */
 struct meta *engine_meta(struct engine *e);
 
 /*
@@ -248,6 +249,7 @@ MUST_CHECK int engine_tree_state(struct engine *e, uint64_t ino,
 MUST_CHECK int engine_evict(struct engine *e, uint64_t ino, enum level level,
 			    uint64_t *bytes, uint64_t *n_files);
 
+/* Of the NVMe filesystem; free is what can still be promised. */
 MUST_CHECK int engine_statfs(struct engine *e, struct statvfs *out);
 
 #endif

@@ -77,8 +77,7 @@ static int before(const struct moved *m, const char *path, char **out)
 	return 0;
 }
 
-int moves_back(const struct moves *ms, const char *path, path_fn *fn,
-	       void *arg)
+int moves_back(const struct moves *ms, const char *path, path_fn *fn, void *arg)
 {
 	CLEANUP(free_p) char *at = strdup(path);
 	int err = at ? fn(arg, at) : -ENOMEM;

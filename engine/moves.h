@@ -23,7 +23,7 @@ void moves_fini(struct moves *ms);
  * fn returns non-zero, which is then returned.
  */
 typedef int path_fn(void *arg, const char *path);
-MUST_CHECK int moves_back(const struct moves *ms, const char *path,
-			  path_fn *fn, void *arg);
+MUST_CHECK int moves_back(const struct moves *ms, const char *path, path_fn *fn,
+			  void *arg);
 
 #endif

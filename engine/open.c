@@ -389,7 +389,7 @@ static int prepare_write_locked(struct engine *e, struct inode *in,
 	}
 	if (in->written) {
 		/* A snapshot of it may not be flushed yet. */
-		return in->backing->version == rec->version
+		return in->backing && in->backing->version == rec->version
 			       ? version_preserve(e, rec->version, in->backing)
 			       : 0;
 	}

@@ -17,8 +17,8 @@ struct engine;
 struct publisher;
 
 /* Holds r (remote_hold). Does no I/O on it before it returns. */
-MUST_CHECK int publish_start(struct engine *e, struct meta *m,
-			     struct remote *r, struct publisher **out);
+MUST_CHECK int publish_start(struct engine *e, struct meta *m, struct remote *r,
+			     struct publisher **out);
 /*
  * Before publish_start(), if meta_opened.events_lost: the events between R
  * and D do not tell all, so the whole trees will be compared first. Kept in a

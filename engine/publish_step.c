@@ -5,10 +5,12 @@
  * T is the nvme watermark; a view of the durable database is the truth as of
  * T. Every path that an event in (R, T] touched is compared with the remote:
  *
- *   stage all that is needed → new paths, in the order in which each first
- *   appeared → changed paths, in the order of their last change → removals
+ *   stage all that is needed → new paths, in the order in which each
+ *   appeared → changed paths, and new ones that were rewritten since they
+ *   appeared, in the order of their last change → removals
  *
- * so that no new name precedes what it may refer to. While it lasts, copies
+ * so that no new name precedes what it may refer to: a `latest` that the
+ * remote has never had appeared early, but names what came last. While it lasts, copies
  * of versions that were alive at T are pinned. Done again after a crash it
  * finds what is left to do.
  */
@@ -26,7 +28,9 @@ enum what { SAME, ATTRS, NEW, CHANGED, GONE };
 
 struct touched {
 	char *path;
-	uint64_t first, last; /* numbers of its events */
+	uint64_t first, last; /* numbers of its events, of content if any is */
+	unsigned n_contents;  /* events that put something new there */
+	bool rewritten;       /* new to the remote, in more than one form */
 	enum what what;
 	struct inode_rec rec; /* as of T; ino 0: not there */
 	bool remote_dir;      /* a directory is there, and must go first */
@@ -48,7 +52,7 @@ static void step_fini(struct step *s)
 	view_free(s->v);
 }
 
-static int touch(struct step *s, const char *path, uint64_t seq)
+static int touch(struct step *s, const char *path, uint64_t seq, bool content)
 {
 	if (!path[0])
 		return 0; /* the root */
@@ -63,7 +67,8 @@ static int touch(struct step *s, const char *path, uint64_t seq)
 	}
 	s->t[s->n] = (struct touched){ .path = strdup(path),
 				       .first = seq,
-				       .last = seq };
+				       .last = seq,
+				       .n_contents = content };
 	if (!s->t[s->n].path)
 		return -ENOMEM;
 	s->n++;
@@ -72,8 +77,7 @@ static int touch(struct step *s, const char *path, uint64_t seq)
 
 /* ---- what was touched ------------------------------------------------- */
 
-int view_of_path(const struct view *v, const char *path,
-		 struct inode_rec *out)
+int view_of_path(const struct view *v, const char *path, struct inode_rec *out)
 {
 	CLEANUP(free_p) char *copy = strdup(path);
 	uint64_t at = META_ROOT_INO;
@@ -110,7 +114,7 @@ static int touch_entry(void *arg, const char *name, const struct dentry_rec *d)
 		return 0;
 	if (S_ISDIR(d->type))
 		return touch_tree(b->s, path, b->seq);
-	return touch(b->s, path, b->seq);
+	return touch(b->s, path, b->seq, true);
 }
 
 static int touch_remote_entry(void *arg, const char *name)
@@ -132,7 +136,7 @@ static int touch_tree(struct step *s, const char *path, uint64_t seq)
 	struct inode_rec rec;
 	int r;
 
-	r = touch(s, path, seq);
+	r = touch(s, path, seq, true);
 	if (r == 0 && view_of_path(s->v, path, &rec) == 0 && S_ISDIR(rec.mode))
 		r = view_readdir(s->v, rec.ino, 0, touch_entry, &b);
 	if (r < 0)
@@ -146,17 +150,19 @@ static int touch_event(void *arg, const struct event *ev)
 	struct step *s = arg;
 	bool tree = S_ISDIR(ev->rec.mode) &&
 		    (ev->kind == EVENT_RENAME || ev->kind == EVENT_EXCHANGE);
+	bool content = ev->kind == EVENT_SEAL || ev->kind == EVENT_SYMLINK ||
+		       ev->kind == EVENT_MKDIR;
 	int r = 0;
 
 	if (ev->seq > view_seq(s->v))
 		return 1;
 	for (size_t i = 0; i < ev->n_paths && r == 0; i++)
 		r = tree ? touch_tree(s, ev->paths[i], ev->seq)
-			 : touch(s, ev->paths[i], ev->seq);
+			 : touch(s, ev->paths[i], ev->seq, content);
 	if (r == 0 && ev->path2)
 		r = tree || ev->kind == EVENT_EXCHANGE
 			    ? touch_tree(s, ev->path2, ev->seq)
-			    : touch(s, ev->path2, ev->seq);
+			    : touch(s, ev->path2, ev->seq, true);
 	s->err = r;
 	return r < 0;
 }
@@ -165,6 +171,23 @@ static int by_path(const void *a, const void *b)
 {
 	return strcmp(((const struct touched *)a)->path,
 		      ((const struct touched *)b)->path);
+}
+
+/* Attributes say nothing about the order as soon as content does. */
+static void merge(struct touched *to, const struct touched *t)
+{
+	unsigned n = to->n_contents + t->n_contents;
+
+	if (!to->n_contents == !t->n_contents) {
+		if (t->first < to->first)
+			to->first = t->first;
+		if (t->last > to->last)
+			to->last = t->last;
+	} else if (t->n_contents) {
+		to->first = t->first;
+		to->last = t->last;
+	}
+	to->n_contents = n;
 }
 
 static void merge_same_paths(struct step *s)
@@ -181,10 +204,7 @@ static void merge_same_paths(struct step *s)
 			s->t[++kept] = s->t[i];
 			continue;
 		}
-		if (s->t[i].first < to->first)
-			to->first = s->t[i].first;
-		if (s->t[i].last > to->last)
-			to->last = s->t[i].last;
+		merge(to, &s->t[i]);
 		free(s->t[i].path);
 	}
 	s->n = kept + 1;
@@ -243,6 +263,8 @@ static int plan_one(struct step *s, struct touched *t)
 	r = remote_back(p, p->r->ops->get_attr(p->r, t->path, &there));
 	if (r == -ENOENT || r == -ENOTDIR) {
 		t->what = here ? NEW : SAME;
+		t->rewritten =
+			here && t->n_contents > 1 && !S_ISDIR(t->rec.mode);
 		return 0;
 	}
 	if (r < 0)
@@ -387,7 +409,7 @@ static int by_path_down(const void *a, const void *b)
 	return by_path(b, a);
 }
 
-static int run_kind(struct step *s, enum what what,
+static int run_kind(struct step *s, enum what what, bool rewritten,
 		    int (*cmp)(const void *, const void *),
 		    int (*fn)(struct step *, const struct touched *))
 {
@@ -395,7 +417,7 @@ static int run_kind(struct step *s, enum what what,
 
 	qsort(s->t, s->n, sizeof(*s->t), cmp);
 	for (size_t i = 0; i < s->n && r == 0; i++) {
-		if (s->t[i].what != what)
+		if (s->t[i].rewritten ? !rewritten : s->t[i].what != what)
 			continue;
 		if (publish_stopping(s->p))
 			return -ECANCELED;
@@ -439,13 +461,13 @@ static int carry_out(struct step *s)
 	if (r == 0)
 		r = stage_needed(s);
 	if (r == 0)
-		r = run_kind(s, NEW, by_first, put_one);
+		r = run_kind(s, NEW, false, by_first, put_one);
 	if (r == 0)
-		r = run_kind(s, CHANGED, by_last, put_one);
+		r = run_kind(s, CHANGED, true, by_last, put_one);
 	if (r == 0)
-		r = run_kind(s, ATTRS, by_last, set_attrs);
+		r = run_kind(s, ATTRS, false, by_last, set_attrs);
 	if (r == 0)
-		r = run_kind(s, GONE, by_path_down, drop_one);
+		r = run_kind(s, GONE, false, by_path_down, drop_one);
 	for (size_t i = 0; i < s->n && r == 0; i++)
 		if (s->t[i].what != SAME)
 			r = folder_times(s->p, s->v, s->t[i].path);

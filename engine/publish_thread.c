@@ -149,11 +149,12 @@ static int all_folder_times(struct publisher *p, struct pub_events *w,
 	struct pub_event *pe;
 	int r = 0;
 
-	STAILQ_FOREACH(pe, w, next) {
+	STAILQ_FOREACH(pe, w, next)
+	{
 		const char *path = name_of(&pe->ev);
-		size_t len = strrchr(path, '/') ? (size_t)(strrchr(path, '/') -
-							   path)
-						: 0;
+		size_t len = strrchr(path, '/')
+				     ? (size_t)(strrchr(path, '/') - path)
+				     : 0;
 
 		if (r < 0 || pe->ev.seq > done)
 			break;

@@ -23,6 +23,7 @@ struct ids {
 	struct named {
 		uint64_t id, version;
 		bool recorded;
+		int64_t changed_ns; /* of unsealed content */
 	} * v;
 	size_t n, cap;
 };
@@ -38,7 +39,7 @@ static int ids_add(struct ids *s, uint64_t id, uint64_t version, bool recorded)
 		s->v = grown;
 		s->cap = cap;
 	}
-	s->v[s->n++] = (struct named){ id, version, recorded };
+	s->v[s->n++] = (struct named){ id, version, recorded, 0 };
 	return 0;
 }
 
@@ -276,6 +277,39 @@ static int drop_orphan(struct engine *e, uint64_t ino)
 	return 0;
 }
 
+/* When the unsealed content was last written. */
+static int64_t changed_ns(struct engine *e, const struct named *n)
+{
+	struct tier *t = n->recorded ? e->dram : e->nvme;
+	struct stat st = { 0 };
+	int fd;
+
+	if (t->ops->open(t, n->version, O_RDONLY, &fd))
+		return 0;
+	(void)!fstat(fd, &st);
+	close(fd);
+	return ts_ns(&st.st_ctim);
+}
+
+static int cmp_changed(const void *a, const void *b)
+{
+	const struct named *x = a, *y = b;
+
+	if (x->changed_ns != y->changed_ns)
+		return x->changed_ns < y->changed_ns ? -1 : 1;
+	return cmp_named(a, b);
+}
+
+/* Several were closed, or open, when the daemon died: they are sealed in the
+ * order in which they were written, so that `latest` comes last. */
+static void sort_by_change(struct engine *e, struct ids *s)
+{
+	for (size_t i = 0; i < s->n; i++)
+		s->v[i].changed_ns = changed_ns(e, &s->v[i]);
+	if (s->n)
+		qsort(s->v, s->n, sizeof(*s->v), cmp_changed);
+}
+
 static int revive_all(struct engine *e)
 {
 	struct ids s = { 0 };
@@ -287,6 +321,8 @@ static int revive_all(struct engine *e)
 	s.n = 0;
 	if (r == 0)
 		r = meta_unsealed(e->meta, gather_unsealed, &s);
+	if (r == 0)
+		sort_by_change(e, &s);
 	for (size_t i = 0; i < s.n && r == 0; i++)
 		r = revive(e, &s.v[i]);
 	free(s.v);

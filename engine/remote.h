@@ -39,13 +39,13 @@ struct remote_attr {
 	uint64_t size;
 	char identity[64]; /* version; "" : put there by others */
 	uint32_t n_chunks; /* 0: unverified */
-	uint32_t *crcs;	   /* owned; remote_attr_fini() */
+	uint32_t *crcs;    /* owned; remote_attr_fini() */
 	uint32_t n_xattrs;
 	struct remote_xattr {
 		char *name;
 		void *value;
 		size_t len;
-	} *xattrs; /* owned */
+	} * xattrs;   /* owned */
 	char *target; /* symlinks; owned */
 };
 void remote_attr_fini(struct remote_attr *a);

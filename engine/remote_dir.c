@@ -227,9 +227,8 @@ static int dir_remove(struct remote *r, const char *path)
 
 static bool same_inode(const struct before *a, const struct before *b)
 {
-	return a->st.st_nlink && b->st.st_nlink &&
-	       !S_ISDIR(a->st.st_mode) && a->st.st_dev == b->st.st_dev &&
-	       a->st.st_ino == b->st.st_ino;
+	return a->st.st_nlink && b->st.st_nlink && !S_ISDIR(a->st.st_mode) &&
+	       a->st.st_dev == b->st.st_dev && a->st.st_ino == b->st.st_ino;
 }
 
 static int move(struct job *from, const struct place *to,
@@ -301,8 +300,7 @@ static int exchange(struct job *j, const struct place *b)
 {
 	const struct place *a = &j->at;
 
-	if (!renameat2(a->parent, a->name, b->parent, b->name,
-		       RENAME_EXCHANGE))
+	if (!renameat2(a->parent, a->name, b->parent, b->name, RENAME_EXCHANGE))
 		return 0;
 	if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
 		return -errno;

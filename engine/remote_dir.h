@@ -25,7 +25,7 @@
 
 #include "engine/remote.h"
 
-#define TAG_LEN 96 /* with the NUL: identity, or identity.instance */
+#define TAG_LEN 96 /* with the NUL: identity.instance */
 #define TAG_XATTR "user.ckptfs.version"
 #define OWN_XATTRS "user.ckptfs." /* ours: never a user's */
 
@@ -40,8 +40,8 @@ void remote_dir_without_xattrs(struct remote *r);
 struct dir_root {
 	_Atomic unsigned refs;
 	int fd, own, staged, versions; /* immutable */
-	_Atomic int names;	       /* -1 while there is no such folder */
-	struct stat st, marker;	       /* immutable */
+	_Atomic int names;             /* -1 while there is no such folder */
+	struct stat st, marker;        /* immutable */
 };
 
 #define N_DIRTY 64u
@@ -60,14 +60,14 @@ struct staged { /* with which attributes a version was staged */
 
 struct remote_dir {
 	struct remote remote;
-	char *path;		 /* immutable */
-	_Atomic bool no_xattrs;	 /* forced by a test */
+	char *path;              /* immutable */
+	_Atomic bool no_xattrs;  /* forced by a test */
 	_Atomic uint64_t n_temp; /* makes temporary names unique */
 	struct mutex lock;
-	struct dir_root *root;		/* guarded by lock; NULL: detached */
-	struct dirty dirty[N_DIRTY];	/* guarded by lock */
-	unsigned n_dirty;		/* guarded by lock */
-	LIST_HEAD(, staged) staged;	/* guarded by lock */
+	struct dir_root *root;       /* guarded by lock; NULL: detached */
+	struct dirty dirty[N_DIRTY]; /* guarded by lock */
+	unsigned n_dirty;            /* guarded by lock */
+	LIST_HEAD(, staged) staged;  /* guarded by lock */
 };
 
 static inline struct remote_dir *remote_dir(struct remote *r)
@@ -131,14 +131,13 @@ MUST_CHECK int node_stat(struct node *n);
 struct sidecar {
 	uint32_t flags; /* SIDE_*: which of attr's values win */
 	char tag[TAG_LEN];
-	char *path;	       /* names/ only; owned */
-	int64_t real_mtime[2]; /* what stat says, or will say; either fits */
+	char *path;              /* names/ only; owned */
+	int64_t real_mtime[2];   /* what stat says, or will say; either fits */
 	struct remote_attr attr; /* size, crcs, and what is left to say */
 };
 void sidecar_fini(struct sidecar *s);
 /* -EBADMSG: not a whole record; -EOPNOTSUPP: a newer one */
-MUST_CHECK int sidecar_decode(const void *rec, size_t len,
-			      struct sidecar *out);
+MUST_CHECK int sidecar_decode(const void *rec, size_t len, struct sidecar *out);
 
 /* versions/<tag>. Written synced, atomically. */
 MUST_CHECK int sidecar_write(struct dir_root *root, const struct sidecar *s);
@@ -171,12 +170,11 @@ void names_fini(struct names *ns);
 /* The version an object carries ("" if it is not one of ours, or was changed
  * by others); side (may be NULL) gets its record if it does. */
 MUST_CHECK int node_tag(struct remote_dir *d, struct dir_root *root,
-			struct node *n, const char *path,
-			char tag[TAG_LEN], struct sidecar *side);
+			struct node *n, const char *path, char tag[TAG_LEN],
+			struct sidecar *side);
 /* Just the words on the label, believed without looking further. */
 MUST_CHECK int node_label(struct remote_dir *d, struct dir_root *root,
-			  struct node *n, const char *path,
-			  char tag[TAG_LEN]);
+			  struct node *n, const char *path, char tag[TAG_LEN]);
 /* -EOPNOTSUPP: names/ must carry it */
 MUST_CHECK int node_set_label(struct remote_dir *d, struct node *n,
 			      const char *tag);

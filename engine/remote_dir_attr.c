@@ -79,10 +79,9 @@ static int label_in_names(struct dir_root *root, struct node *n,
 	int err = name_read(root, path, &s);
 
 	if (err)
-		return err == -ENOENT || err == -EBADMSG ||
-				       err == -EOPNOTSUPP ?
-			       0 :
-			       err;
+		return err == -ENOENT || err == -EBADMSG || err == -EOPNOTSUPP
+			       ? 0
+			       : err;
 	if (s.tag[0]) {
 		memcpy(tag, s.tag, TAG_LEN);
 		n->by_name = true;
@@ -140,10 +139,9 @@ int node_tag(struct remote_dir *d, struct dir_root *root, struct node *n,
 	}
 	if (err) {
 		tag[0] = '\0';
-		return err == -ENOENT || err == -EBADMSG ||
-				       err == -EOPNOTSUPP ?
-			       0 :
-			       err;
+		return err == -ENOENT || err == -EBADMSG || err == -EOPNOTSUPP
+			       ? 0
+			       : err;
 	}
 	if (side)
 		*side = s;
@@ -317,11 +315,12 @@ int node_set_attr(struct remote_dir *d, struct node *n,
 	int err;
 
 	*left = (struct sidecar){ .attr = {
-		.mode = (a->mode & 07777) | (n->st.st_mode & S_IFMT),
-		.uid = a->uid,
-		.gid = a->gid,
-		.mtime_ns = a->mtime_ns,
-	} };
+					  .mode = (a->mode & 07777) |
+						  (n->st.st_mode & S_IFMT),
+					  .uid = a->uid,
+					  .gid = a->gid,
+					  .mtime_ns = a->mtime_ns,
+				  } };
 	err = set_owner(n, a, left);
 	if (!err)
 		err = set_xattrs(d, n, a, left);
@@ -378,9 +377,8 @@ static int node_dirty(struct remote_dir *d, const struct node *n)
 	return fd < 0 ? 0 : dirty_add(d, fd);
 }
 
-int plain_set_attr(struct remote_dir *d, struct dir_root *root,
-		   struct node *n, const char *path,
-		   const struct remote_attr *attr)
+int plain_set_attr(struct remote_dir *d, struct dir_root *root, struct node *n,
+		   const char *path, const struct remote_attr *attr)
 {
 	struct sidecar left;
 	int err = node_set_attr(d, n, attr, &left);
@@ -426,8 +424,7 @@ static int write_records(struct dir_root *root, const struct node *n,
 
 static int object_set_attr(struct remote_dir *d, struct dir_root *root,
 			   struct node *n, const char *path,
-			   struct sidecar *side,
-			   const struct remote_attr *attr)
+			   struct sidecar *side, const struct remote_attr *attr)
 {
 	struct sidecar left = { 0 };
 	int err = 0;
@@ -488,9 +485,9 @@ static int get_xattr(const struct node *n, const char *name,
 		ssize_t len = getxattr(n->proc, name, NULL, 0);
 
 		if (len < 0)
-			return errno == ENODATA || is_xattr_refusal(-errno) ?
-				       0 :
-				       -errno;
+			return errno == ENODATA || is_xattr_refusal(-errno)
+				       ? 0
+				       : -errno;
 		free(value);
 		value = malloc((size_t)len + 1);
 		if (!value)
@@ -572,8 +569,8 @@ static int get_sidecar(struct remote_dir *d, struct dir_root *root,
 	return err;
 }
 
-static int get_attr(struct remote_dir *d, struct dir_root *root,
-		    struct node *n, const char *path, struct remote_attr *out)
+static int get_attr(struct remote_dir *d, struct dir_root *root, struct node *n,
+		    const char *path, struct remote_attr *out)
 {
 	struct sidecar side = { 0 };
 	int err = get_sidecar(d, root, n, path, &side);

@@ -192,8 +192,8 @@ static int marker_make(struct remote_dir *d, struct dir_root *root)
 		err = errno == EEXIST ? 0 : -errno;
 	if (err == -EPERM || err == -EOPNOTSUPP || err == -ENOSYS ||
 	    err == -EMLINK)
-		err = renameat(root->staged, temp, root->own, "id") ? -errno :
-								      0;
+		err = renameat(root->staged, temp, root->own, "id") ? -errno
+								    : 0;
 	(void)unlinkat(root->staged, temp, 0);
 	if (!err && (fsync(root->own) || fsync(root->fd)))
 		err = errno == EINVAL ? 0 : -errno;
@@ -295,15 +295,16 @@ static int attach(struct remote_dir *d, char id[REMOTE_ID_ROOM], char *why,
 	if (!root)
 		return -ENOMEM;
 	root->refs = 1;
-	root->own = root->staged = root->versions = root->names = NO_FD;
+	root->own = root->staged = root->versions = NO_FD;
+	root->names = NO_FD;
 	err = root_open(d, id, root);
 	if (err) {
 		say_why(d, known, err, why, why_len);
 		/* Gone or another's: not there. */
 		return err == -ENOENT || err == -EMEDIUMTYPE ||
-				       err == -ENOTDIR || err == -EUCLEAN ?
-			       -ENOTCONN :
-			       err;
+				       err == -ENOTDIR || err == -EUCLEAN
+			       ? -ENOTCONN
+			       : err;
 	}
 	root_replace(d, MOVE(root));
 	return 0;
@@ -364,9 +365,9 @@ struct bounded {
 	pthread_cond_t finished;
 	struct remote_dir *d; /* held */
 	bool only_probe;
-	bool done;	/* guarded by lock */
-	unsigned refs;	/* guarded by lock */
-	int err;	/* the thread's, until done */
+	bool done;     /* guarded by lock */
+	unsigned refs; /* guarded by lock */
+	int err;       /* the thread's, until done */
 	char id[REMOTE_ID_ROOM];
 	char why[256];
 };
@@ -564,8 +565,9 @@ void temp_name(struct remote_dir *d, char out[64])
 	struct timespec now;
 
 	clock_gettime(CLOCK_REALTIME, &now);
-	snprintf(out, 64, "tmp-%llx-%lx-%x-%llx", (unsigned long long)now.tv_sec,
-		 now.tv_nsec, (unsigned)getpid(), (unsigned long long)d->n_temp++);
+	snprintf(out, 64, "tmp-%llx-%lx-%x-%llx",
+		 (unsigned long long)now.tv_sec, now.tv_nsec,
+		 (unsigned)getpid(), (unsigned long long)d->n_temp++);
 }
 
 void dir_close(struct remote *r)

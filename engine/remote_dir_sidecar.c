@@ -42,8 +42,8 @@ static void sidecar_finip(struct sidecar *s)
 
 bool sidecar_fits(const struct sidecar *s, const struct stat *st)
 {
-	int64_t mtime = st->st_mtim.tv_sec * INT64_C(1000000000) +
-			st->st_mtim.tv_nsec;
+	int64_t mtime =
+		st->st_mtim.tv_sec * INT64_C(1000000000) + st->st_mtim.tv_nsec;
 
 	if ((s->attr.mode & S_IFMT) != (st->st_mode & S_IFMT))
 		return false;
@@ -134,8 +134,8 @@ static int decode_head(struct reader *r, struct sidecar *s, size_t *tag_len,
 	if (r->bad || *tag_len >= TAG_LEN || *path_len >= META_PATH_MAX ||
 	    *n_xattrs > XATTRS_MAX)
 		return -EBADMSG;
-	if (a->n_chunks && (chunk_len != CHUNK_LEN ||
-			    a->n_chunks != N_CHUNKS(a->size)))
+	if (a->n_chunks &&
+	    (chunk_len != CHUNK_LEN || a->n_chunks != N_CHUNKS(a->size)))
 		return -EBADMSG;
 	return 0;
 }
@@ -380,8 +380,7 @@ void names_fini(struct names *ns)
 	*ns = (struct names){ 0 };
 }
 
-static int names_add(struct dir_root *root, const char *path,
-		     struct names *ns)
+static int names_add(struct dir_root *root, const char *path, struct names *ns)
 {
 	struct sidecar s = { 0 };
 	int err = name_read(root, path, &s);
@@ -450,8 +449,8 @@ static int walk_entry(void *arg, const char *name)
 }
 
 /* Without records by path there is nothing to look for. */
-int names_collect(struct remote_dir *d, struct dir_root *root,
-		  const char *path, struct names *out)
+int names_collect(struct remote_dir *d, struct dir_root *root, const char *path,
+		  struct names *out)
 {
 	CLEANUP(todo_fini) struct todo todo = { 0 };
 	struct remote *r = &d->remote;
@@ -473,8 +472,8 @@ int names_collect(struct remote_dir *d, struct dir_root *root,
 	return err;
 }
 
-int names_write(struct dir_root *root, const struct names *ns,
-		const char *from, const char *to)
+int names_write(struct dir_root *root, const struct names *ns, const char *from,
+		const char *to)
 {
 	const size_t skip = strlen(from);
 

@@ -23,8 +23,8 @@
 #include "engine/tier.h"
 
 #define WRITE_BEHIND (32u << 20) /* start writing back this often */
-#define DROP_ABOVE (1u << 20)	 /* longer ones do not stay in the page cache */
-#define STALE_S (24 * 3600)	 /* temporary names older than this go */
+#define DROP_ABOVE (1u << 20)    /* longer ones do not stay in the page cache */
+#define STALE_S (24 * 3600)      /* temporary names older than this go */
 #define UUID_DIGITS 32
 
 /* ---- bytes ------------------------------------------------------------ */
@@ -32,8 +32,8 @@
 static int read_chunk(int fd, uint8_t *buf, size_t len, uint64_t off)
 {
 	for (size_t done = 0; done < len;) {
-		ssize_t n = pread(fd, buf + done, len - done,
-				  (off_t)(off + done));
+		ssize_t n =
+			pread(fd, buf + done, len - done, (off_t)(off + done));
 
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -47,8 +47,8 @@ static int read_chunk(int fd, uint8_t *buf, size_t len, uint64_t off)
 static int write_chunk(int fd, const uint8_t *buf, size_t len, uint64_t off)
 {
 	for (size_t done = 0; done < len;) {
-		ssize_t n = pwrite(fd, buf + done, len - done,
-				   (off_t)(off + done));
+		ssize_t n =
+			pwrite(fd, buf + done, len - done, (off_t)(off + done));
 
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -69,9 +69,8 @@ static int copy_chunks(int src, int dst, const struct remote_attr *a,
 		       uint8_t *buf, _Atomic uint64_t *progress)
 {
 	for (uint64_t off = 0, i = 0; off < a->size; off += CHUNK_LEN, i++) {
-		size_t len = a->size - off < CHUNK_LEN ?
-				     (size_t)(a->size - off) :
-				     CHUNK_LEN;
+		size_t len = a->size - off < CHUNK_LEN ? (size_t)(a->size - off)
+						       : CHUNK_LEN;
 		int err = read_chunk(src, buf, len, off);
 
 		if (!err && a->n_chunks && crc32c(0, buf, len) != a->crcs[i])
@@ -120,32 +119,89 @@ static int copy_crcs(const struct remote_attr *from, struct remote_attr *to)
 	return 0;
 }
 
+/* Where names/ keeps the label of a file in staged/ that has no xattrs. */
+static void staged_path(const char *name, char out[META_NAME_MAX + 1])
+{
+	snprintf(out, META_NAME_MAX + 1, REMOTE_PREFIX "/staged/%s", name);
+}
+
+static int staged_label(struct remote_dir *d, struct dir_root *root,
+			const char *name, struct node *n, char tag[TAG_LEN])
+{
+	char path[META_NAME_MAX + 1];
+	int err = node_open(root->staged, name, n);
+
+	staged_path(name, path);
+	return err ? err : node_label(d, root, n, path, tag);
+}
+
+/* A label for names/: what st shows there is the object with this tag. */
+static int write_name(struct dir_root *root, const char *path, const char *tag,
+		      const struct stat *st)
+{
+	const int64_t mtime =
+		st->st_mtim.tv_sec * INT64_C(1000000000) + st->st_mtim.tv_nsec;
+	struct sidecar s = {
+		.path = (char *)path,
+		.real_mtime = { mtime, mtime },
+		.attr = { .mode = st->st_mode, .size = (uint64_t)st->st_size },
+	};
+
+	snprintf(s.tag, sizeof(s.tag), "%s", tag);
+	return name_write(root, &s);
+}
+
 /*
- * Attributes, label and sidecar of a file in staged/. tag "": of no version.
- * side (initialised here) tells what was written.
+ * Every object has a tag, and so a sidecar, of its own, although several may
+ * hold the same version: each can be changed and removed by itself.
  */
+static int new_tag(const char *identity, char tag[TAG_LEN])
+{
+	uint64_t random;
+
+	tag[0] = '\0';
+	if (!identity[0])
+		return 0;
+	if (getrandom(&random, sizeof(random), 0) != (ssize_t)sizeof(random))
+		return -EIO;
+	snprintf(tag, TAG_LEN, "%s.%016llx", identity,
+		 (unsigned long long)random);
+	return 0;
+}
+
+/* Attributes, label and sidecar of the file `name` in staged/, which is to be
+ * called `later` there. tag "": of no version. */
 static int dress(struct remote_dir *d, struct dir_root *root, int fd,
-		 const char *name, const char *tag,
-		 const struct remote_attr *attr, struct sidecar *side)
+		 const char *name, const char *later, const char *tag,
+		 const struct remote_attr *attr)
 {
 	CLEANUP(node_close) struct node n = { .fd = -1 };
+	CLEANUP(sidecar_fini) struct sidecar side = { 0 };
+	char path[META_NAME_MAX + 1];
+	bool by_name = false;
 	int err = node_open(root->staged, name, &n);
 
-	*side = (struct sidecar){ 0 };
+	if (!err)
+		err = node_set_attr(d, &n, attr, &side);
+	if (!err)
+		err = copy_crcs(attr, &side.attr);
+	snprintf(side.tag, sizeof(side.tag), "%s", tag);
+	/* The label last: it may be on an object that is shown already, and
+	 * must lead to a record at any time. */
+	if (!err && tag[0])
+		err = sidecar_write(root, &side);
 	if (!err && tag[0])
 		err = node_set_label(d, &n, tag);
-	if (err == -EOPNOTSUPP)
-		err = 0; /* place() writes it into names/ */
-	if (!err)
-		err = node_set_attr(d, &n, attr, side);
-	if (!err)
-		err = fsync(fd) ? -errno : 0;
-	if (!err)
-		err = copy_crcs(attr, &side->attr);
-	snprintf(side->tag, sizeof(side->tag), "%s", tag);
-	if (!err && tag[0])
-		err = sidecar_write(root, side);
-	return err;
+	if (err == -EOPNOTSUPP) {
+		by_name = true;
+		err = 0;
+	}
+	if (!err && fsync(fd))
+		err = -errno;
+	if (err || !by_name)
+		return err;
+	staged_path(later, path);
+	return write_name(root, path, tag, &n.st);
 }
 
 /* ---- which attributes a staged version has --------------------------- */
@@ -159,8 +215,8 @@ static struct staged *find_staged_locked(struct remote_dir *d,
 	struct staged *s;
 
 	LIST_FOREACH(s, &d->staged, next)
-		if (!strcmp(s->identity, identity))
-			return s;
+	if (!strcmp(s->identity, identity))
+		return s;
 	return NULL;
 }
 
@@ -221,7 +277,7 @@ static int fill_part(struct remote_dir *d, struct dir_root *root,
 		     const char *part, const struct remote_attr *attr, int src,
 		     _Atomic uint64_t *progress)
 {
-	struct sidecar side = { 0 };
+	char tag[TAG_LEN];
 	CLEANUP(close_p)
 	int fd = openat(root->staged, part,
 			O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
@@ -230,13 +286,32 @@ static int fill_part(struct remote_dir *d, struct dir_root *root,
 
 	if (fd < 0)
 		return -errno;
-	err = copy_bytes(src, fd, attr, progress);
+	err = new_tag(attr->identity, tag);
 	if (!err)
-		err = dress(d, root, fd, part, attr->identity, attr, &side);
-	sidecar_fini(&side);
+		err = copy_bytes(src, fd, attr, progress);
+	if (!err)
+		err = dress(d, root, fd, part, attr->identity, tag, attr);
 	if (!err && attr->size > DROP_ABOVE)
 		(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 	return err;
+}
+
+/* With its sidecar, which no other object has. */
+static void forget_file(struct remote_dir *d, struct dir_root *root,
+			const char *name)
+{
+	CLEANUP(node_close) struct node n = { .fd = -1 };
+	char tag[TAG_LEN] = "", path[META_NAME_MAX + 1];
+
+	if (staged_label(d, root, name, &n, tag))
+		return;
+	/* restage(): the object of the other name has the sidecar, too. */
+	if (!unlinkat(root->staged, name, 0) && n.st.st_nlink == 1)
+		sidecar_remove(root, tag);
+	if (n.by_name) {
+		staged_path(name, path);
+		name_remove(root, path);
+	}
 }
 
 /* The last step of staging: it is whole. */
@@ -246,18 +321,17 @@ static int part_done(struct remote_dir *d, struct dir_root *root,
 	if (!err && renameat(root->staged, part, root->staged, attr->identity))
 		err = -errno;
 	if (err)
-		(void)unlinkat(root->staged, part, 0);
+		forget_file(d, root, part);
 	else
 		note_staged(d, attr);
 	return err;
 }
 
-static void part_begin(struct dir_root *root, const struct remote_attr *attr,
-		       char part[TAG_LEN + 8])
+static void part_begin(struct remote_dir *d, struct dir_root *root,
+		       const struct remote_attr *attr, char part[TAG_LEN + 8])
 {
 	snprintf(part, TAG_LEN + 8, "%s.part", attr->identity);
-	/* Left by a daemon that died. */
-	(void)unlinkat(root->staged, part, 0);
+	forget_file(d, root, part); /* left by a daemon that died */
 }
 
 int dir_stage(struct remote *r, const struct remote_attr *attr, int fd,
@@ -270,19 +344,20 @@ int dir_stage(struct remote *r, const struct remote_attr *attr, int fd,
 
 	if (err || is_staged(root, attr))
 		return err;
-	part_begin(root, attr, part);
+	part_begin(d, root, attr, part);
 	err = fill_part(d, root, part, attr, fd, progress);
 	return part_done(d, root, part, attr, err);
 }
 
-static void unstage(struct dir_root *root, const char *identity)
+static void unstage(struct remote_dir *d, struct dir_root *root,
+		    const char *identity)
 {
 	char part[TAG_LEN + 8];
 
 	snprintf(part, sizeof(part), "%s.part", identity);
-	(void)unlinkat(root->staged, part, 0);
-	if (!unlinkat(root->staged, identity, 0))
-		sidecar_remove(root, identity);
+	forget_file(d, root, part);
+	forget_file(d, root, identity);
+	forget_staged(d, identity);
 }
 
 int dir_unstage(struct remote *r, const char *identity)
@@ -291,11 +366,9 @@ int dir_unstage(struct remote *r, const char *identity)
 	CLEANUP(root_putp) struct dir_root *root = NULL;
 	int err = root_get(d, &root);
 
-	if (err)
-		return err;
-	unstage(root, identity);
-	forget_staged(d, identity);
-	return 0;
+	if (!err)
+		unstage(d, root, identity);
+	return err;
 }
 
 /* Temporary names carry the second they were made in. */
@@ -315,13 +388,12 @@ static void unstage_name(struct remote_dir *d, struct dir_root *root,
 	size_t len = strlen(name);
 
 	if (is_stale(name)) {
-		(void)unlinkat(root->staged, name, 0);
+		forget_file(d, root, name);
 	} else if (len >= REMOTE_IDENTITY_LEN &&
 		   !strncmp(name, uuid, UUID_DIGITS)) {
 		snprintf(identity, sizeof(identity), "%.*s",
 			 REMOTE_IDENTITY_LEN, name);
-		unstage(root, identity);
-		forget_staged(d, identity);
+		unstage(d, root, identity);
 	}
 }
 
@@ -361,8 +433,10 @@ int before_look(struct remote_dir *d, struct dir_root *root,
 	if (err)
 		return err == -ENOENT ? 0 : err;
 	out->st = n.st;
-	out->shared = n.st.st_nlink > 1;
-	return node_label(d, root, &n, path, out->tag);
+	err = node_label(d, root, &n, path, out->tag);
+	/* A label in names/ is the path's own, whatever the inode has. */
+	out->shared = n.st.st_nlink > 1 && !n.by_name;
+	return err;
 }
 
 void before_forget(struct dir_root *root, const struct before *b,
@@ -372,49 +446,24 @@ void before_forget(struct dir_root *root, const struct before *b,
 		sidecar_remove(root, b->tag);
 }
 
-/* Without xattrs the label of what will be at path. */
-static int write_name(struct dir_root *root, const char *path,
-		      const char *tag, const struct stat *st)
-{
-	const int64_t mtime = st->st_mtim.tv_sec * INT64_C(1000000000) +
-			      st->st_mtim.tv_nsec;
-	struct sidecar s = {
-		.path = (char *)path,
-		.real_mtime = { mtime, mtime },
-		.attr = { .mode = st->st_mode,
-			  .size = (uint64_t)st->st_size },
-	};
-
-	snprintf(s.tag, sizeof(s.tag), "%s", tag);
-	return name_write(root, &s);
-}
-
 /* The file in staged/ carries its label, or names/ will do so for path. */
-static int label_for(struct remote_dir *d, struct dir_root *root,
-		     const char *temp, const char *path, const char *tag)
+static int label_for(struct dir_root *root, const struct node *n,
+		     const char *path, const char *tag)
 {
-	CLEANUP(node_close) struct node n = { .fd = -1 };
-	char label[TAG_LEN];
-	int dir, err = node_open(root->staged, temp, &n);
-
-	if (!err)
-		err = node_label(d, root, &n, "", label);
-	if (err)
-		return err;
-	if (tag[0] && strcmp(label, tag) != 0)
-		return write_name(root, path, tag, &n.st);
-	/* What stood there for another object would be believed of this one
-	 * only if size and mtime fitted; but it is litter. */
-	if (!root_names(root, false, &dir))
-		name_remove(root, path);
+	if (n->by_name && tag[0])
+		return write_name(root, path, tag, &n->st);
+	/* What stood there for another object is litter. */
+	name_remove(root, path);
 	return 0;
 }
 
 /* temp in staged/ becomes the object at path. */
 static int move_in(struct remote_dir *d, struct dir_root *root,
-		   const char *temp, const char *path, const char *tag)
+		   const char *temp, const char *path)
 {
 	CLEANUP(place_close) struct place p = { .parent = -1 };
+	CLEANUP(node_close) struct node n = { .fd = -1 };
+	char tag[TAG_LEN], was_path[META_NAME_MAX + 1];
 	struct before before;
 	int err = place_open(root, path, &p);
 
@@ -423,11 +472,17 @@ static int move_in(struct remote_dir *d, struct dir_root *root,
 	if (!err && S_ISDIR(before.st.st_mode))
 		err = -EISDIR;
 	if (!err)
-		err = label_for(d, root, temp, path, tag);
+		err = staged_label(d, root, temp, &n, tag);
+	if (!err)
+		err = label_for(root, &n, path, tag);
 	if (!err && renameat(root->staged, temp, p.parent, p.name))
 		err = -errno;
 	if (err)
 		return err;
+	if (n.by_name) {
+		staged_path(temp, was_path);
+		name_remove(root, was_path);
+	}
 	before_forget(root, &before, tag);
 	err = dirty_add(d, p.parent);
 	return err ? err : dirty_add(d, root->versions);
@@ -436,17 +491,20 @@ static int move_in(struct remote_dir *d, struct dir_root *root,
 static int dress_again(struct remote_dir *d, struct dir_root *root,
 		       const struct remote_attr *attr)
 {
-	struct sidecar side = { 0 };
-	CLEANUP(close_p)
-	int fd = openat(root->staged, attr->identity,
-			O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-	int err;
+	CLEANUP(node_close) struct node n = { .fd = -1 };
+	CLEANUP(close_p) int fd = -1;
+	char tag[TAG_LEN];
+	int err = staged_label(d, root, attr->identity, &n, tag);
 
+	if (!err && !tag[0])
+		err = new_tag(attr->identity, tag);
+	if (err)
+		return err;
+	fd = openat(root->staged, attr->identity,
+		    O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
-	err = dress(d, root, fd, attr->identity, attr->identity, attr, &side);
-	sidecar_fini(&side);
-	return err;
+	return dress(d, root, fd, attr->identity, attr->identity, tag, attr);
 }
 
 /* It was placed before, by us or by the daemon that died. */
@@ -477,7 +535,7 @@ int dir_place(struct remote *r, const char *path,
 	if (!is_dressed(d, attr))
 		err = dress_again(d, root, attr);
 	if (!err)
-		err = move_in(d, root, attr->identity, path, attr->identity);
+		err = move_in(d, root, attr->identity, path);
 	if (!err)
 		forget_staged(d, attr->identity);
 	return err;
@@ -485,63 +543,41 @@ int dir_place(struct remote *r, const char *path,
 
 /* ---- link ------------------------------------------------------------- */
 
-/* Another object of the same version: a sidecar of its own, for it can be
- * changed and removed by itself. */
-static int instance_tag(const char *identity, char tag[TAG_LEN])
-{
-	uint64_t random;
-
-	tag[0] = '\0';
-	if (!identity[0])
-		return 0;
-	if (getrandom(&random, sizeof(random), 0) != (ssize_t)sizeof(random))
-		return -EIO;
-	snprintf(tag, TAG_LEN, "%s.%016llx", identity,
-		 (unsigned long long)random);
-	return 0;
-}
-
 static int copy_object(struct remote_dir *d, struct dir_root *root,
-		       const struct place *from,
-		       const struct remote_attr *attr, const char *temp,
-		       const char *tag)
+		       const struct place *from, const struct remote_attr *attr,
+		       const char *temp, const char *later)
 {
-	struct sidecar side = { 0 };
+	char tag[TAG_LEN];
 	CLEANUP(close_p)
 	int src = openat(from->parent, from->name,
 			 O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	CLEANUP(close_p)
-	int dst = src < 0 ? -1 :
-			    openat(root->staged, temp,
+	int dst = src < 0 ? -1
+			  : openat(root->staged, temp,
 				   O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	int err;
 
 	if (dst < 0)
 		return -errno;
-	err = copy_content(src, dst, attr->size, NULL);
+	err = new_tag(attr->identity, tag);
 	if (!err)
-		err = dress(d, root, dst, temp, tag, attr, &side);
-	sidecar_fini(&side);
-	return err;
+		err = copy_content(src, dst, attr->size, NULL);
+	return err ? err : dress(d, root, dst, temp, later, tag, attr);
 }
 
 static int link_copy(struct remote_dir *d, struct dir_root *root,
 		     const struct place *from, const struct remote_attr *attr,
 		     const char *to)
 {
-	char temp[64], tag[TAG_LEN];
-	int err = instance_tag(attr->identity, tag);
+	char temp[64];
+	int err;
 
-	if (err)
-		return err;
 	temp_name(d, temp);
-	err = copy_object(d, root, from, attr, temp, tag);
+	err = copy_object(d, root, from, attr, temp, temp);
 	if (!err)
-		err = move_in(d, root, temp, to, tag);
-	if (err) {
-		(void)unlinkat(root->staged, temp, 0);
-		sidecar_remove(root, tag);
-	}
+		err = move_in(d, root, temp, to);
+	if (err)
+		forget_file(d, root, temp);
 	return err;
 }
 
@@ -580,23 +616,38 @@ int dir_link(struct remote *r, const char *from, const char *to)
 
 /* ---- restage ---------------------------------------------------------- */
 
-/* Another name for the inode, under its new label; the old name goes soon. */
+/*
+ * Another name for the inode, under a new label; the old name goes soon, and
+ * till then shares it. (With labels in names/ the old name keeps its own.)
+ */
 static int share_part(struct remote_dir *d, struct dir_root *root,
-		      const struct place *from, const char *part,
-		      const struct remote_attr *attr)
+		      const struct place *from, const char *from_path,
+		      const char *part, const struct remote_attr *attr)
 {
-	struct sidecar side = { 0 };
 	CLEANUP(close_p) int fd = -1;
-	int err;
+	struct before was;
+	char tag[TAG_LEN];
+	int err = before_look(d, root, from, from_path, &was);
 
+	if (!err)
+		err = new_tag(attr->identity, tag);
+	if (err)
+		return err;
 	if (linkat(from->parent, from->name, root->staged, part, 0))
 		return -EOPNOTSUPP;
 	fd = openat(root->staged, part,
 		    O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
-	err = dress(d, root, fd, part, attr->identity, attr, &side);
-	sidecar_fini(&side);
+	err = dress(d, root, fd, part, attr->identity, tag, attr);
+	if (!err && was.tag[0]) {
+		CLEANUP(node_close) struct node n = { .fd = -1 };
+		char now[TAG_LEN];
+
+		err = staged_label(d, root, part, &n, now);
+		if (!err && !n.by_name)
+			sidecar_remove(root, was.tag);
+	}
 	return err;
 }
 
@@ -615,13 +666,13 @@ int dir_restage(struct remote *r, const struct remote_attr *attr,
 	err = from ? place_open(root, from, &p) : -ENOENT;
 	if (!err && fstatat(p.parent, p.name, &st, AT_SYMLINK_NOFOLLOW))
 		err = -errno;
-	if (!err && (!S_ISREG(st.st_mode) ||
-		     (uint64_t)st.st_size != attr->size))
+	if (!err &&
+	    (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != attr->size))
 		err = -ENOENT;
 	if (err)
 		return err;
-	part_begin(root, attr, part);
-	err = share_part(d, root, &p, part, attr);
+	part_begin(d, root, attr, part);
+	err = share_part(d, root, &p, from, part, attr);
 	if (err == -EOPNOTSUPP)
 		err = copy_object(d, root, &p, attr, part, attr->identity);
 	return part_done(d, root, part, attr, err);

@@ -42,7 +42,7 @@ struct chunk {
 struct fetch {
 	LIST_ENTRY(fetch) next;
 	struct fetcher *fr; /* held */
-	char *path;	    /* immutable, like these: */
+	char *path;         /* immutable, like these: */
 	uint64_t version, size, dst_id;
 	char identity[64];
 	bool verified;
@@ -52,7 +52,7 @@ struct fetch {
 	void *arg;
 	size_t n_chunks;
 	/* guarded by fr->lock */
-	unsigned refs;	  /* holders, threads, and 1 while it is active */
+	unsigned refs;      /* holders, threads, and 1 while it is active */
 	unsigned n_running; /* threads at work on it */
 	bool opening, finishing;
 	int err; /* it failed as a whole */
@@ -68,8 +68,8 @@ struct fetcher {
 	struct remote *r;
 	struct mutex lock;
 	pthread_cond_t work, changed;
-	LIST_HEAD(, fetch) active;	    /* guarded by lock */
-	bool stop, abandoned;		    /* guarded by lock */
+	LIST_HEAD(, fetch) active;          /* guarded by lock */
+	bool stop, abandoned;               /* guarded by lock */
 	unsigned n_threads, n_remote, refs; /* guarded by lock */
 	_Atomic uint64_t bytes;
 };
@@ -199,9 +199,9 @@ static int try_open(void *arg, const char *path)
 	int err = remote_begin(fr);
 
 	if (!err)
-		err = remote_end(fr, fr->r->ops->open_object(
-					     fr->r, path, g->f->identity,
-					     &g->object));
+		err = remote_end(fr, fr->r->ops->open_object(fr->r, path,
+							     g->f->identity,
+							     &g->object));
 	if (err == -ENOENT || err == -EINVAL)
 		return 0; /* not there: elsewhere? */
 	return err ? err : 1;
@@ -387,18 +387,17 @@ static bool pick_in_locked(struct fetch *f, struct task *t)
 	return pick_chunk_locked(f, &t->chunk);
 }
 
-static bool pick_locked(struct fetcher *fr, struct task *t)
-	MUST_HOLD(fr->lock);
+static bool pick_locked(struct fetcher *fr, struct task *t) MUST_HOLD(fr->lock);
 static bool pick_locked(struct fetcher *fr, struct task *t)
 {
 	struct fetch *f;
 
 	LIST_FOREACH(f, &fr->active, next)
-		if (f->n_wanted && pick_in_locked(f, t))
-			return true;
+	if (f->n_wanted && pick_in_locked(f, t))
+		return true;
 	LIST_FOREACH(f, &fr->active, next)
-		if (pick_in_locked(f, t))
-			return true;
+	if (pick_in_locked(f, t))
+		return true;
 	return false;
 }
 
@@ -553,8 +552,8 @@ static struct fetch *join(struct fetcher *fr, uint64_t version)
 
 	mutex_lock(&fr->lock);
 	LIST_FOREACH(f, &fr->active, next)
-		if (f->version == version && !f->err && !f->n_bad)
-			found = f;
+	if (f->version == version && !f->err && !f->n_bad)
+		found = f;
 	if (found)
 		found->refs++;
 	mutex_unlock(&fr->lock);

@@ -36,7 +36,7 @@
 struct node {
 	char *name;
 	struct remote_attr attr; /* mode 0: not taken over */
-	struct node *children;	 /* directories; by name */
+	struct node *children;   /* directories; by name */
 	size_t n, cap;
 	struct inode_rec rec; /* once it is in the namespace */
 };
@@ -81,9 +81,9 @@ static bool is_same(const struct node *a, const struct node *b)
 
 	if (x->mode != y->mode || a->n != b->n)
 		return false;
-	if (S_ISREG(x->mode) && (strcmp(x->identity, y->identity) != 0 ||
-				 x->size != y->size ||
-				 x->mtime_ns != y->mtime_ns))
+	if (S_ISREG(x->mode) &&
+	    (strcmp(x->identity, y->identity) != 0 || x->size != y->size ||
+	     x->mtime_ns != y->mtime_ns))
 		return false;
 	if (S_ISLNK(x->mode) && strcmp(x->target, y->target) != 0)
 		return false;
@@ -100,7 +100,7 @@ static bool is_same(const struct node *a, const struct node *b)
 struct item {
 	STAILQ_ENTRY(item) next;
 	struct node *dir;
-	char *path; /* of dir */
+	char *path;      /* of dir */
 	size_t from, to; /* 0, 0: list */
 };
 
@@ -109,12 +109,12 @@ struct scan {
 	struct node root;
 	struct mutex lock;
 	pthread_cond_t changed;
-	STAILQ_HEAD(, item) items;	   /* guarded by lock */
+	STAILQ_HEAD(, item) items;         /* guarded by lock */
 	unsigned n_items, n_threads, refs; /* guarded by lock; items: also
 					      those being worked on */
-	uint64_t progress;		   /* guarded by lock */
-	int err;			   /* guarded by lock */
-	char at[200];			   /* guarded by lock: where err was */
+	uint64_t progress;                 /* guarded by lock */
+	int err;                           /* guarded by lock */
+	char at[200];                      /* guarded by lock: where err was */
 };
 
 static void scan_put(struct scan *s)
@@ -150,8 +150,8 @@ static void scan_fail(struct scan *s, int err, const char *at)
 	mutex_unlock(&s->lock);
 }
 
-static int push(struct scan *s, struct node *dir, const char *path,
-		size_t from, size_t to)
+static int push(struct scan *s, struct node *dir, const char *path, size_t from,
+		size_t to)
 {
 	struct item *it = calloc(1, sizeof(*it));
 
@@ -453,8 +453,8 @@ static struct inode_rec rec_of(const struct import *im, const struct node *n,
 		.uid = a->uid,
 		.gid = a->gid,
 		.nlink = S_ISDIR(a->mode) ? 2 : 1,
-		.size = S_ISLNK(a->mode) ? strlen(a->target) :
-					   (S_ISREG(a->mode) ? a->size : 0),
+		.size = S_ISLNK(a->mode) ? strlen(a->target)
+					 : (S_ISREG(a->mode) ? a->size : 0),
 		.blocks = S_ISREG(a->mode) ? (a->size + 511) / 512 : 0,
 		.atime_ns = a->mtime_ns,
 		.mtime_ns = a->mtime_ns,

@@ -180,8 +180,8 @@ static bool is_pinned_locked(struct versions *vs, uint64_t seq, uint64_t dead)
 	if (is_between(seq, vs->target, dead))
 		return true;
 	STAILQ_FOREACH(b, &vs->bounds, next)
-		if (is_between(seq, b->seq, dead))
-			return true;
+	if (is_between(seq, b->seq, dead))
+		return true;
 	return false;
 }
 
@@ -413,8 +413,7 @@ static int small_crcs(struct engine *e, struct version *v, uint32_t **out)
 }
 
 /* v is held. -ENOENT: not known yet. */
-static int unrecorded_crcs(struct engine *e, struct version *v,
-			   uint32_t **out)
+static int unrecorded_crcs(struct engine *e, struct version *v, uint32_t **out)
 {
 	size_t len = N_CHUNKS(v->size) * sizeof(uint32_t);
 	uint32_t *crcs = NULL;

@@ -8,9 +8,9 @@
 #include "fs/event.h"
 #include "fs/hidden.h"
 
-#define TIMES                                          \
-	(FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME |   \
-	 FUSE_SET_ATTR_ATIME_NOW | FUSE_SET_ATTR_MTIME_NOW)
+#define TIMES                                                                  \
+	(FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_ATIME_NOW | \
+	 FUSE_SET_ATTR_MTIME_NOW)
 #define OWNERS (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)
 #define KILLS (FUSE_SET_ATTR_KILL_SUID | FUSE_SET_ATTR_KILL_SGID)
 #define CHANGES \

@@ -86,12 +86,15 @@ int ctl_fail(const char *fmt, ...)
 	return CTL_ERROR;
 }
 
-static int usage(const char *fmt, const char *what)
-	__attribute__((format(printf, 1, 0)));
-static int usage(const char *fmt, const char *what)
+static int usage(const char *fmt, ...) PRINTF(1, 2);
+static int usage(const char *fmt, ...)
 {
+	va_list args;
+
 	fputs("ckptctl: ", stderr);
-	fprintf(stderr, fmt, what);
+	va_start(args, fmt);
+	vfprintf(stderr, fmt, args);
+	va_end(args);
 	fputs(" (see ckptctl --help)\n", stderr);
 	return CTL_USAGE;
 }

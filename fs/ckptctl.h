@@ -78,6 +78,7 @@ void ctl_print_name(const char *name);
 
 /* ---- commands --------------------------------------------------------- */
 
+/* Each runs one command and returns its exit status. */
 int ctl_status(const struct ctl_args *args);
 int ctl_wait(const struct ctl_args *args);
 int ctl_drain(const struct ctl_args *args);

@@ -18,8 +18,8 @@ static int usage_level(enum ctl_level level)
 
 int ctl_evict(const struct ctl_args *args)
 {
-	enum ctl_level level =
-		args->level == CTL_NO_LEVEL ? CTL_NVME : args->level;
+	enum ctl_level level = args->level == CTL_NO_LEVEL ? CTL_NVME
+							   : args->level;
 	struct control_msg m = { .op = CONTROL_EVICT, .arg = level };
 	char bytes[CTL_BYTES_LEN];
 	struct ctl_mount mnt;
@@ -40,8 +40,7 @@ int ctl_evict(const struct ctl_args *args)
 		       m.total, m.arg);
 	else
 		printf("freed %s, %" PRIu64 " file%s\n",
-		       ctl_bytes(m.total, bytes), m.arg,
-		       m.arg == 1 ? "" : "s");
+		       ctl_bytes(m.total, bytes), m.arg, m.arg == 1 ? "" : "s");
 	ctl_mount_close(&mnt);
 	return status;
 }

@@ -72,8 +72,7 @@ static int only_mount(char **out)
 	free(found);
 	if (!n)
 		return ctl_fail("no ckptfs is mounted here");
-	return ctl_fail("%u ckptfs are mounted: give a PATH on one of them",
-			n);
+	return ctl_fail("%u ckptfs are mounted: give a PATH on one of them", n);
 }
 
 static bool on_fuse(const char *path)
@@ -178,9 +177,8 @@ int ctl_call(const struct ctl_mount *mnt, struct control_msg *m)
 			if (err == -EINTR)
 				continue;
 			(void)ctl_fail("'%s': %s", mnt->root,
-				       err == -ENOTTY ?
-						     "not a ckptfs mount" :
-						     ctl_error_text(err));
+				       err == -ENOTTY ? "not a ckptfs mount"
+						      : ctl_error_text(err));
 			return err;
 		}
 		if (ask.err != -EAGAIN) {

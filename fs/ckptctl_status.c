@@ -33,8 +33,8 @@ static int print_json(json_t *o)
 
 static void print_tier(const json_t *t)
 {
-	double behind_s = json_number_value(json_object_get(t,
-							    "behind_seconds"));
+	double behind_s =
+		json_number_value(json_object_get(t, "behind_seconds"));
 	char used[CTL_BYTES_LEN], size[CTL_BYTES_LEN], rate[CTL_BYTES_LEN];
 	char behind[CTL_BYTES_LEN];
 
@@ -84,8 +84,7 @@ static void print_mount(const json_t *st)
 	       *get_text(st, "remote") ? get_text(st, "remote") : "none");
 	printf("tier          used /      size        rate      behind"
 	       "        by\n");
-	json_array_foreach(json_object_get(st, "tiers"), i, t)
-		print_tier(t);
+	json_array_foreach(json_object_get(st, "tiers"), i, t) print_tier(t);
 	putchar('\n');
 	print_counts(st);
 }
@@ -98,9 +97,9 @@ static const char *level_of(const json_t *o)
 	const json_t *levels = json_object_get(o, "levels");
 
 	if (!levels)
-		return json_is_true(json_object_get(o, "writing")) ?
-				     "writing" :
-				     get_text(o, "level");
+		return json_is_true(json_object_get(o, "writing"))
+			       ? "writing"
+			       : get_text(o, "level");
 	if (get_int(o, "writing"))
 		return "writing";
 	for (int l = 0; l < 3; l++)
@@ -189,10 +188,9 @@ int ctl_status(const struct ctl_args *args)
 
 	if (status)
 		return status;
-	status = ctl_call_json(&mnt,
-			       mnt.is_root ? CONTROL_STATUS :
-						   CONTROL_PATH_STATE,
-			       mnt.is_root ? 0 : mnt.ino, &o);
+	status = ctl_call_json(
+		&mnt, mnt.is_root ? CONTROL_STATUS : CONTROL_PATH_STATE,
+		mnt.is_root ? 0 : mnt.ino, &o);
 	if (!status && args->json)
 		status = print_json(o);
 	else if (!status && mnt.is_root)

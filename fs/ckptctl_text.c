@@ -60,6 +60,6 @@ void ctl_bar_clear(void)
 void ctl_print_name(const char *name)
 {
 	for (; *name; name++)
-		putchar((unsigned char)*name < ' ' || *name == 0x7f ? '?' :
-								      *name);
+		putchar((unsigned char)*name < ' ' || *name == 0x7f ? '?'
+								    : *name);
 }

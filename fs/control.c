@@ -63,8 +63,8 @@ static int put_text(struct control_msg *m, char *text)
 	if (m->offset < len)
 		from = (size_t)m->offset;
 	m->total = len;
-	m->len = len - from < CONTROL_TEXT_LEN ? (uint32_t)(len - from) :
-						       CONTROL_TEXT_LEN;
+	m->len = len - from < CONTROL_TEXT_LEN ? (uint32_t)(len - from)
+					       : CONTROL_TEXT_LEN;
 	memcpy(m->text, text + from, m->len);
 	free(text);
 	return 0;

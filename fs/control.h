@@ -26,14 +26,14 @@
 
 struct control_msg {
 	uint32_t version; /* CONTROL_VERSION; else err is -EPROTO */
-	uint32_t op;	  /* enum control_op */
-	int32_t err;	  /* out: 0 or -errno */
-	uint32_t len;	  /* bytes in text */
-	uint64_t ino;	  /* in: what it is about; 0: all */
-	uint64_t seq;	  /* in or out: a sequence number */
-	uint64_t arg;	  /* see the operations */
+	uint32_t op;      /* enum control_op */
+	int32_t err;      /* out: 0 or -errno */
+	uint32_t len;     /* bytes in text */
+	uint64_t ino;     /* in: what it is about; 0: all */
+	uint64_t seq;     /* in or out: a sequence number */
+	uint64_t arg;     /* see the operations */
 	uint64_t offset;  /* see the operations */
-	uint64_t total;	  /* out: see the operations */
+	uint64_t total;   /* out: see the operations */
 	char text[CONTROL_TEXT_LEN];
 };
 
@@ -56,7 +56,7 @@ enum control_op {
 	CONTROL_DRAIN = 6,
 };
 
-#define CONTROL_LEVEL(arg) ((arg) & 0xff) /* enum level: dram, nvme, remote */
+#define CONTROL_LEVEL(arg) ((arg)&0xff) /* enum level: dram, nvme, remote */
 #define CONTROL_WAIT 0x100u
 
 #define CONTROL_IOCTL _IOWR('C', 1, struct control_msg)

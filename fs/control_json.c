@@ -61,8 +61,7 @@ static json_t *tiers_array(const struct engine_status *st)
 
 	for (int l = 0; l < 3; l++)
 		if (st->tier[l].name[0])
-			json_array_append_new(tiers,
-					      tier_object(&st->tier[l]));
+			json_array_append_new(tiers, tier_object(&st->tier[l]));
 	return tiers;
 }
 
@@ -82,9 +81,8 @@ static json_t *counts_object(const struct engine_status *st)
 
 static json_t *metadata_object(const struct meta_usage *u)
 {
-	return json_pack("{s:o, s:o, s:o, s:o}", "memory",
-			 int_value(u->memory), "accepted",
-			 int_value(u->accepted), "durable",
+	return json_pack("{s:o, s:o, s:o, s:o}", "memory", int_value(u->memory),
+			 "accepted", int_value(u->accepted), "durable",
 			 int_value(u->durable), "inodes",
 			 int_value(u->n_inodes));
 }
@@ -97,10 +95,9 @@ int status_json(struct fs *fs, char **out)
 	return dump(json_pack("{s:s, s:i, s:o, s:s, s:o, s:o, s:s, s:o,"
 			      " s:s, s:o, s:o, s:o, s:o, s:o, s:o}",
 			      "version", CKPT_VERSION, "pid", (int)getpid(),
-			      "mountpoint",
-			      text_value(fs->options->mountpoint), "uuid",
-			      st.uuid, "epoch", int_value(st.epoch), "start",
-			      text_value(st.start), "io",
+			      "mountpoint", text_value(fs->options->mountpoint),
+			      "uuid", st.uuid, "epoch", int_value(st.epoch),
+			      "start", text_value(st.start), "io",
 			      st.passthrough ? "passthrough" : "served",
 			      "io_note", text_value(st.io_note), "fsync",
 			      level_name(st.fsync), "tiers", tiers_array(&st),
@@ -162,6 +159,6 @@ int path_json(struct fs *fs, uint64_t ino, char **out)
 	err = view_inode(fs->view, ino, &rec);
 	if (err)
 		return err;
-	return S_ISDIR(rec.mode) ? tree_json(fs, ino, out) :
-					 file_json(fs, ino, out);
+	return S_ISDIR(rec.mode) ? tree_json(fs, ino, out)
+				 : file_json(fs, ino, out);
 }

@@ -64,8 +64,7 @@ static int open_existing(struct fs *fs, const struct fuse_ctx *ctx,
 }
 
 static void reply_create(fuse_req_t req, uint64_t ino,
-			 struct fuse_file_info *fi,
-			 const struct open_reply *o)
+			 struct fuse_file_info *fi, const struct open_reply *o)
 {
 	struct fs *fs = fs_of(req);
 	struct fuse_entry_param e;
@@ -80,8 +79,8 @@ static void reply_create(fuse_req_t req, uint64_t ino,
 	file_release(fs->engine, ino, o->fh);
 }
 
-void op_create(fuse_req_t req, fuse_ino_t parent, const char *name,
-	       mode_t mode, struct fuse_file_info *fi)
+void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+	       struct fuse_file_info *fi)
 {
 	const struct fuse_ctx *ctx = fuse_req_ctx(req);
 	struct fs *fs = fs_of(req);
@@ -108,8 +107,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name,
 }
 
 /* What mknod made was written by nobody; closing it makes it a version. */
-void make_file(fuse_req_t req, fuse_ino_t parent, const char *name,
-	       mode_t mode)
+void make_file(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
 {
 	struct fs *fs = fs_of(req);
 	struct open_reply o;

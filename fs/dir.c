@@ -52,8 +52,7 @@ static int add_entry(void *arg, const char *name, const struct dentry_rec *d)
 }
 
 /* The kernel looks at number and type only; a node id would be counted. */
-static int add_dots(struct listing *l, uint64_t ino, uint64_t parent,
-		    off_t off)
+static int add_dots(struct listing *l, uint64_t ino, uint64_t parent, off_t off)
 {
 	struct fuse_entry_param dot = { .attr = { .st_ino = ino,
 						  .st_mode = S_IFDIR } };

@@ -23,8 +23,8 @@ static void names_fini(struct names *names)
 
 static int add_path(struct names *names, const char *path)
 {
-	char **more = realloc(names->paths,
-			      (names->n + 1) * sizeof(*names->paths));
+	char **more =
+		realloc(names->paths, (names->n + 1) * sizeof(*names->paths));
 
 	if (!more)
 		return -ENOMEM;

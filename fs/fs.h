@@ -101,8 +101,7 @@ void op_forget_multi(fuse_req_t req, size_t count,
 void op_readlink(fuse_req_t req, fuse_ino_t ino);
 void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	      dev_t rdev);
-void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name,
-	      mode_t mode);
+void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode);
 void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent,
 		const char *name);
 void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent,
@@ -125,14 +124,13 @@ void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 /* fs/xattr.c */
 void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
 		 const char *value, size_t size, int flags);
-void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
-		 size_t size);
+void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size);
 void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size);
 void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name);
 
 /* fs/create.c */
-void op_create(fuse_req_t req, fuse_ino_t parent, const char *name,
-	       mode_t mode, struct fuse_file_info *fi);
+void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+	       struct fuse_file_info *fi);
 /* mknod(2) of a regular file. */
 void make_file(fuse_req_t req, fuse_ino_t parent, const char *name,
 	       mode_t mode);

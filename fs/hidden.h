@@ -25,8 +25,7 @@ static inline bool ino_is_hidden(uint64_t ino)
 /* Is this the hidden directory's name, in the root? */
 bool name_is_hidden(uint64_t parent, const char *name);
 /* parent is the root or hidden. -ENOENT */
-MUST_CHECK int hidden_lookup(uint64_t parent, const char *name,
-			     uint64_t *ino);
+MUST_CHECK int hidden_lookup(uint64_t parent, const char *name, uint64_t *ino);
 /* -ENOENT: no such hidden inode */
 MUST_CHECK int hidden_stat(struct fs *fs, uint64_t ino, struct stat *out);
 /* Entries of the hidden directory with a number above `after`; the callback

@@ -8,8 +8,7 @@
 
 #include "fs/hidden.h"
 
-static void head(FILE *f, const char *name, const char *type,
-		 const char *help)
+static void head(FILE *f, const char *name, const char *type, const char *help)
 {
 	fprintf(f, "# HELP ckptfs_%s %s\n# TYPE ckptfs_%s %s\n", name, help,
 		name, type);
@@ -21,8 +20,7 @@ static void gauge(FILE *f, const char *name, const char *help, uint64_t value)
 	fprintf(f, "ckptfs_%s %" PRIu64 "\n", name, value);
 }
 
-static void counter(FILE *f, const char *name, const char *help,
-		    uint64_t value)
+static void counter(FILE *f, const char *name, const char *help, uint64_t value)
 {
 	head(f, name, "counter", help);
 	fprintf(f, "ckptfs_%s %" PRIu64 "\n", name, value);

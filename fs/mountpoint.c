@@ -23,11 +23,8 @@ extern char **environ;
 
 static int fusermount(const char *path, bool lazy)
 {
-	const char *const argv[] = { "fusermount3",
-				     lazy ? "-uzq" : "-uq",
-				     "--",
-				     path,
-				     NULL };
+	const char *const argv[] = { "fusermount3", lazy ? "-uzq" : "-uq", "--",
+				     path, NULL };
 	pid_t pid;
 	int status;
 
@@ -58,7 +55,8 @@ static void unescape(char *s)
 	char *to = s;
 
 	for (; *s; s++) {
-		if (s[0] == '\\' && s[1] >= '0' && s[1] <= '3' && s[2] && s[3]) {
+		if (s[0] == '\\' && s[1] >= '0' && s[1] <= '3' && s[2] &&
+		    s[3]) {
 			*to++ = (char)((s[1] - '0') * 64 + (s[2] - '0') * 8 +
 				       (s[3] - '0'));
 			s += 3;
@@ -94,7 +92,7 @@ int mountpoint_find(const char *path, struct mounted *out)
 {
 	CLEANUP(free_p) char *line = NULL;
 	FILE *f = fopen("/proc/self/mountinfo", "re");
-	struct mounted m;
+	struct mounted m = { 0 };
 	size_t room = 0;
 	int err = -ENOENT;
 
@@ -147,7 +145,7 @@ static int remove_dead(const char *path, char *why, size_t why_len)
 
 static int check_dir(const char *path, char *why, size_t why_len)
 {
-	struct mounted m;
+	struct mounted m = { 0 };
 	struct stat st;
 
 	if (stat(path, &st)) {

@@ -98,8 +98,8 @@ static int commit_new(struct fs *fs, struct node *node, const char *target)
 	return engine_txn_commit(fs->engine, t, &seq);
 }
 
-static void make(fuse_req_t req, uint64_t parent, const char *name,
-		 mode_t mode, dev_t rdev, const char *target)
+static void make(fuse_req_t req, uint64_t parent, const char *name, mode_t mode,
+		 dev_t rdev, const char *target)
 {
 	struct fuse_entry_param e = { .attr_timeout = KEEP_S,
 				      .entry_timeout = KEEP_S };

@@ -43,8 +43,8 @@ void node_put(struct txn *t, struct node *node);
 MUST_CHECK int node_find(struct fs *fs, uint64_t parent, const char *name,
 			 struct node *out);
 /* As above; a name that is not there leaves d.ino 0. */
-MUST_CHECK int node_find_maybe(struct fs *fs, uint64_t parent,
-			       const char *name, struct node *out);
+MUST_CHECK int node_find_maybe(struct fs *fs, uint64_t parent, const char *name,
+			       struct node *out);
 /* Entries of a directory changed. */
 void dir_stamp(struct inode_rec *dir, int64_t now_ns);
 

@@ -55,10 +55,10 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	want(conn, FUSE_CAP_ASYNC_READ);
 	want(conn, FUSE_CAP_ASYNC_DIO);
 	want(conn, FUSE_CAP_SPLICE_WRITE);
-	conn->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA |
-				  FUSE_CAP_WRITEBACK_CACHE |
-				  FUSE_CAP_POSIX_LOCKS | FUSE_CAP_FLOCK_LOCKS |
-				  FUSE_CAP_SPLICE_MOVE);
+	conn->want &=
+		~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA |
+			    FUSE_CAP_WRITEBACK_CACHE | FUSE_CAP_POSIX_LOCKS |
+			    FUSE_CAP_FLOCK_LOCKS | FUSE_CAP_SPLICE_MOVE);
 	fs->kernel_passes = passthrough_negotiate(conn, fs->want_passthrough);
 	if (fs->kernel_passes)
 		conn->want &= ~(unsigned)FUSE_CAP_SPLICE_READ;

@@ -29,7 +29,7 @@ struct options {
 	bool foreground, debug;
 	char *shown_source; /* for /proc/mounts: no secrets */
 	char *mountpoint;
-	char *nvme;   /* always set: the default is one a mount point */
+	char *nvme; /* always set: the default is one a mount point */
 	bool nvme_is_default;
 	char *remote; /* NULL: none */
 	char *log, *faulty;

@@ -111,8 +111,9 @@ static int take_word(struct line *l, const char *arg)
 	else if (strcmp(arg, "--version") == 0)
 		o->mode = RUN_VERSION;
 	else
-		return parse_fail(&l->p, "unknown flag '%s' (see ckptfs "
-					 "--help)",
+		return parse_fail(&l->p,
+				  "unknown flag '%s' (see ckptfs "
+				  "--help)",
 				  arg);
 	return 0;
 }

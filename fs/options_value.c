@@ -140,10 +140,9 @@ char *path_resolve(const char *path)
 	return whole;
 }
 
-int parse_path(struct parse *p, const char *name, const char *value,
-	       char **out)
+int parse_path(struct parse *p, const char *name, const char *value, char **out)
 {
-	char *path;
+	char *path = NULL;
 	int err;
 
 	if (!*value)
@@ -152,8 +151,9 @@ int parse_path(struct parse *p, const char *name, const char *value,
 	if (err == -ENOMEM)
 		return no_memory(p);
 	if (err)
-		return parse_fail(p, "%s=%s: cannot tell the working "
-				     "directory; give an absolute path",
+		return parse_fail(p,
+				  "%s=%s: cannot tell the working "
+				  "directory; give an absolute path",
 				  name, value);
 	free(*out);
 	*out = path;
@@ -230,8 +230,9 @@ int parse_remote(struct parse *p, const char *where, const char *value)
 	if (err)
 		return err;
 	if (p->o->remote && strcmp(p->o->remote, value) != 0)
-		return parse_fail(p, "two remotes are given, '%s' and '%s': "
-				     "give one",
+		return parse_fail(p,
+				  "two remotes are given, '%s' and '%s': "
+				  "give one",
 				  p->o->remote, value);
 	return parse_string(p, value, &p->o->remote);
 }

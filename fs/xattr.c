@@ -74,9 +74,9 @@ static int our_value(struct fs *fs, uint64_t ino, const char *name, char *buf,
 	int err = view_inode(fs->view, ino, &rec);
 
 	if (!err)
-		err = S_ISDIR(rec.mode) ?
-				    tree_state(fs, ino, &st) :
-				    engine_file_state(fs->engine, ino, &st);
+		err = S_ISDIR(rec.mode)
+			      ? tree_state(fs, ino, &st)
+			      : engine_file_state(fs->engine, ino, &st);
 	if (err)
 		return err;
 	if (strcmp(name, OUR_PREFIX "state") == 0)

@@ -103,7 +103,8 @@ static uint64_t folder_len(int fd)
 uint64_t aside_usage(const char *dir)
 {
 	CLEANUP(close_p) int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	int db = fd < 0 ? -1 : openat(fd, "db", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int db = fd < 0 ? -1
+			: openat(fd, "db", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
 	return db < 0 ? 0 : folder_len(db);
 }

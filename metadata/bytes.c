@@ -47,5 +47,5 @@ void bytes_clear(struct bytes *b, size_t keep)
 void bytes_fini(struct bytes *b)
 {
 	free(b->p);
-	*b = (struct bytes){0};
+	*b = (struct bytes){ 0 };
 }

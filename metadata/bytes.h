@@ -87,7 +87,7 @@ struct reader {
 
 static inline struct reader reader_of(const void *p, size_t len)
 {
-	return (struct reader){.p = p, .end = (const uint8_t *)p + len};
+	return (struct reader){ .p = p, .end = (const uint8_t *)p + len };
 }
 
 /* The next len bytes, or NULL. */

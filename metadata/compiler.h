@@ -22,7 +22,7 @@
 		moved;                   \
 	})
 #define CONTAINER_OF(ptr, type, member) \
-	((type *)((char *)(ptr) - offsetof(type, member)))
+	((type *)((char *)(ptr)-offsetof(type, member)))
 
 #if defined(__clang__)
 #define TSA(x) __attribute__((x))
@@ -38,7 +38,10 @@ struct TSA(capability("mutex")) mutex {
 	pthread_mutex_t m;
 };
 
-#define MUTEX_INIT {PTHREAD_MUTEX_INITIALIZER}
+#define MUTEX_INIT                        \
+	{                                 \
+		PTHREAD_MUTEX_INITIALIZER \
+	}
 
 static inline void mutex_init(struct mutex *m)
 {

@@ -31,7 +31,7 @@ static int got_copy(void *arg, const void *val, size_t len)
 int meta_copy(const struct meta *m, uint64_t version, enum copy_tier tier,
 	      struct copy_rec *out)
 {
-	struct copy_rec c = {.version = version, .tier = tier};
+	struct copy_rec c = { .version = version, .tier = tier };
 	struct key key;
 	int err;
 
@@ -50,22 +50,22 @@ struct each_copy {
 
 static int each_copy(void *arg, struct slice key, struct slice val)
 {
-	CLEANUP(copy_rec_fini) struct copy_rec c = {0};
+	CLEANUP(copy_rec_fini) struct copy_rec c = { 0 };
 	const struct each_copy *e = arg;
 	const uint8_t *k = key.p;
 	int err = key.len == 9 ? copy_decode(val.p, val.len, get_be64(k),
-					     (enum copy_tier)k[8], &c) :
-				 -EUCLEAN;
+					     (enum copy_tier)k[8], &c)
+			       : -EUCLEAN;
 
 	return err ? err : e->fn(e->arg, &c);
 }
 
 int meta_copies(const struct meta *m, copy_fn *fn, void *arg)
 {
-	struct each_copy e = {fn, arg};
+	struct each_copy e = { fn, arg };
 
-	return store_scan(durable(m), NULL, CF_COPY, (struct slice){0},
-			  (struct slice){0}, each_copy, &e);
+	return store_scan(durable(m), NULL, CF_COPY, (struct slice){ 0 },
+			  (struct slice){ 0 }, each_copy, &e);
 }
 
 static int got_plain(void *arg, const void *val, size_t len)
@@ -81,7 +81,7 @@ static int got_plain(void *arg, const void *val, size_t len)
 	if (!p)
 		return -ENOMEM;
 	memcpy(p, s.p, s.len);
-	*out = (struct slice){p, s.len};
+	*out = (struct slice){ p, s.len };
 	return 0;
 }
 
@@ -103,7 +103,7 @@ int meta_small(const struct meta *m, uint64_t version, void **out, size_t *len)
 
 int meta_put_copy(struct meta *m, const struct copy_rec *c, bool sync)
 {
-	CLEANUP(bytes_fini) struct bytes ops = {0}, val = {0};
+	CLEANUP(bytes_fini) struct bytes ops = { 0 }, val = { 0 };
 	struct key key;
 
 	key_copy(&key, c->version, c->tier);
@@ -116,7 +116,7 @@ int meta_put_copy(struct meta *m, const struct copy_rec *c, bool sync)
 
 static int copy_kind(struct meta *m, uint64_t version, enum copy_kind *kind)
 {
-	CLEANUP(copy_rec_fini) struct copy_rec c = {0};
+	CLEANUP(copy_rec_fini) struct copy_rec c = { 0 };
 	int err = meta_copy(m, version, COPY_NVME, &c);
 
 	*kind = c.kind;
@@ -125,7 +125,7 @@ static int copy_kind(struct meta *m, uint64_t version, enum copy_kind *kind)
 
 int meta_del_copy(struct meta *m, uint64_t version, enum copy_tier tier)
 {
-	CLEANUP(bytes_fini) struct bytes ops = {0};
+	CLEANUP(bytes_fini) struct bytes ops = { 0 };
 	enum copy_kind kind;
 	struct key key;
 	int err;
@@ -157,11 +157,10 @@ int meta_del_copies(struct meta *m, uint64_t version)
 	return meta_del_copy(m, version, COPY_REMOTE);
 }
 
-int meta_set_note(struct meta *m, const char *name, const void *val,
-		  size_t len)
+int meta_set_note(struct meta *m, const char *name, const void *val, size_t len)
 {
-	CLEANUP(bytes_fini) struct bytes ops = {0};
-	struct slice key = {name, strlen(name)};
+	CLEANUP(bytes_fini) struct bytes ops = { 0 };
+	struct slice key = { name, strlen(name) };
 	uint8_t *p = op_put_room(&ops, CF_NOTE, key, 1 + len);
 
 	if (p) {
@@ -196,8 +195,8 @@ static int got_note(void *arg, const void *val, size_t len)
 
 int meta_note(const struct meta *m, const char *name, void *val, size_t *len)
 {
-	struct slice key = {name, strlen(name)};
-	struct room r = {val, *len};
+	struct slice key = { name, strlen(name) };
+	struct room r = { val, *len };
 	int err = store_get(durable(m), NULL, CF_NOTE, key, got_note, &r);
 
 	if (!err || err == -ERANGE)

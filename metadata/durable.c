@@ -102,7 +102,7 @@ static int flush_ahead(struct meta *m, struct bytes *ops)
 
 static int put_copy(struct bytes *ops, const struct copy_rec *c)
 {
-	CLEANUP(bytes_fini) struct bytes val = {0};
+	CLEANUP(bytes_fini) struct bytes val = { 0 };
 	struct key key;
 
 	key_copy(&key, c->version, c->tier);
@@ -173,9 +173,8 @@ static int check_reserve(struct meta *m, size_t len)
 	reserve_make(&m->durable);
 	if (reserve_is_held(&m->durable))
 		return 0;
-	return reserve_free_room(&m->durable) < 2 * len + FLOOR_BYTES ?
-		       -ENOSPC :
-		       0;
+	return reserve_free_room(&m->durable) < 2 * len + FLOOR_BYTES ? -ENOSPC
+								      : 0;
 }
 
 /* The final batch; also notes a gap in the events. */
@@ -224,12 +223,13 @@ static void cut_log(struct meta *m, uint64_t target, uint64_t len)
 	give_back(m, target, len);
 }
 
-int meta_advance(struct meta *m, uint64_t target,
-		 const struct copy_rec *copies, size_t n_copies,
-		 const struct small_content *smalls, size_t n_smalls)
+int meta_advance(struct meta *m, uint64_t target, const struct copy_rec *copies,
+		 size_t n_copies, const struct small_content *smalls,
+		 size_t n_smalls)
 {
-	CLEANUP(gather_fini) struct gather g = {.keep_events = m->keep_events};
-	CLEANUP(bytes_fini) struct bytes contents = {0};
+	CLEANUP(gather_fini)
+	struct gather g = { .keep_events = m->keep_events };
+	CLEANUP(bytes_fini) struct bytes contents = { 0 };
 	size_t len = contents_len(copies, n_copies, smalls, n_smalls);
 	int err;
 
@@ -268,16 +268,15 @@ static int replay_event(void *arg, struct slice key, struct slice val)
 	CLEANUP(free_p) const char **paths = NULL;
 	const struct replay *r = arg;
 	struct event ev;
-	int err = key.len == 8 ? event_decode(val, get_be64(key.p), &ev,
-					      &paths) :
-				 -EUCLEAN;
+	int err = key.len == 8 ? event_decode(val, get_be64(key.p), &ev, &paths)
+			       : -EUCLEAN;
 
 	return err ? err : r->fn(r->arg, &ev);
 }
 
 int meta_events(const struct meta *m, uint64_t after, event_fn *fn, void *arg)
 {
-	struct replay r = {fn, arg};
+	struct replay r = { fn, arg };
 	uint64_t remote = m->remote_seq;
 	struct key from, to;
 
@@ -292,7 +291,7 @@ int meta_events(const struct meta *m, uint64_t after, event_fn *fn, void *arg)
 
 static int set_remote_locked(struct meta *m, uint64_t seq, bool sync)
 {
-	CLEANUP(bytes_fini) struct bytes ops = {0};
+	CLEANUP(bytes_fini) struct bytes ops = { 0 };
 	bool clear_gap = m->gap && seq >= m->gap;
 	struct key first, end;
 	struct slice run;

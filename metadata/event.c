@@ -83,7 +83,7 @@ int event_decode(struct slice val, uint64_t seq, struct event *out,
 {
 	CLEANUP(free_p) const char **paths = NULL;
 	struct reader r = reader_of(val.p, val.len);
-	struct event ev = {.seq = seq};
+	struct event ev = { .seq = seq };
 	const uint8_t *rec;
 	uint64_t has, ino;
 	int err;

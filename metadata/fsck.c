@@ -48,8 +48,8 @@ static void finding(struct fsck *f, const char *fmt, ...)
 static int looked_up(int err, bool *found)
 {
 	*found = !err;
-	return err == -ENOENT || err == -EUCLEAN || err == -EOPNOTSUPP ? 0 :
-									  err;
+	return err == -ENOENT || err == -EUCLEAN || err == -EOPNOTSUPP ? 0
+								       : err;
 }
 
 /* ---- inodes ----------------------------------------------------------- */
@@ -116,8 +116,9 @@ static int check_dir(struct fsck *f, const struct inode_rec *rec,
 	if (rec->ino == META_ROOT_INO)
 		return 0;
 	if (names->n > 1)
-		finding(f, "inode %" PRIx64 ": directory with %" PRIu64
-			" names", rec->ino, names->n);
+		finding(f,
+			"inode %" PRIx64 ": directory with %" PRIu64 " names",
+			rec->ino, names->n);
 	if (names->n == 1 && names->parent != rec->parent)
 		finding(f,
 			"inode %" PRIx64 ": parent is %" PRIx64
@@ -138,14 +139,18 @@ static int check_content(struct fsck *f, const struct inode_rec *rec)
 	if (err)
 		return err;
 	if (!found)
-		finding(f, "inode %" PRIx64 ": its version %" PRIx64
-			" does not exist", rec->ino, rec->version);
+		finding(f,
+			"inode %" PRIx64 ": its version %" PRIx64
+			" does not exist",
+			rec->ino, rec->version);
 	else if (v.ino != rec->ino)
-		finding(f, "inode %" PRIx64 ": its version %" PRIx64
+		finding(f,
+			"inode %" PRIx64 ": its version %" PRIx64
 			" is of inode %" PRIx64,
 			rec->ino, rec->version, v.ino);
 	else if (v.size != rec->size)
-		finding(f, "inode %" PRIx64 ": size %" PRIu64
+		finding(f,
+			"inode %" PRIx64 ": size %" PRIu64
 			", but its version has %" PRIu64,
 			rec->ino, rec->size, v.size);
 	return 0;
@@ -163,7 +168,8 @@ static int check_symlink(struct fsck *f, const struct inode_rec *rec)
 		finding(f, "inode %" PRIx64 ": symlink without a target",
 			rec->ino);
 	else if (rec->size != strlen(target))
-		finding(f, "inode %" PRIx64 ": symlink of size %" PRIu64
+		finding(f,
+			"inode %" PRIx64 ": symlink of size %" PRIu64
 			" with a target of %zu",
 			rec->ino, rec->size, strlen(target));
 	return 0;
@@ -189,14 +195,16 @@ static int check_links(struct fsck *f, const struct inode_rec *rec,
 		finding(f, "inode %" PRIx64 ": an orphan with a name",
 			rec->ino);
 	if (!S_ISDIR(rec->mode) && rec->nlink != names->n)
-		finding(f, "inode %" PRIx64 ": link count %u, has %" PRIu64
-			" names", rec->ino, rec->nlink, names->n);
+		finding(f,
+			"inode %" PRIx64 ": link count %u, has %" PRIu64
+			" names",
+			rec->ino, rec->nlink, names->n);
 	return 0;
 }
 
 static int check_inode(void *arg, struct slice key, struct slice val)
 {
-	struct names names = {0};
+	struct names names = { 0 };
 	struct fsck *f = arg;
 	struct inode_rec rec;
 	uint64_t ino;
@@ -291,11 +299,15 @@ static int check_ends_of(struct fsck *f, uint64_t parent, const char *name,
 	if (err)
 		return err;
 	if (!found)
-		finding(f, "entry %" PRIx64 "/%s: inode %" PRIx64
-			" does not exist", parent, name, d->ino);
+		finding(f,
+			"entry %" PRIx64 "/%s: inode %" PRIx64
+			" does not exist",
+			parent, name, d->ino);
 	else if ((rec.mode & S_IFMT) != d->type)
-		finding(f, "entry %" PRIx64 "/%s: of another type than inode "
-			"%" PRIx64, parent, name, d->ino);
+		finding(f,
+			"entry %" PRIx64 "/%s: of another type than inode "
+			"%" PRIx64,
+			parent, name, d->ino);
 	err = looked_up(view_inode(f->v, parent, &rec), &found);
 	if (!err && (!found || !S_ISDIR(rec.mode)))
 		finding(f, "entry %" PRIx64 "/%s: in no directory", parent,
@@ -328,15 +340,15 @@ static int check_dentry(void *arg, struct slice key, struct slice val)
 static int check_cookie(void *arg, struct slice key, struct slice val)
 {
 	char name[META_NAME_MAX + 1];
-	struct dentry_rec listed, d = {0};
+	struct dentry_rec listed, d = { 0 };
 	struct fsck *f = arg;
 	uint64_t parent;
 	bool found;
 	int err;
 
-	if (key.len != 16 || cookie_decode(val.p, val.len,
-					   get_be64((const uint8_t *)key.p + 8),
-					   &listed, name)) {
+	if (key.len != 16 ||
+	    cookie_decode(val.p, val.len, get_be64((const uint8_t *)key.p + 8),
+			  &listed, name)) {
 		finding(f, "cookie: unreadable record");
 		return 0;
 	}
@@ -366,8 +378,10 @@ static int check_name(void *arg, struct slice key, struct slice val)
 	parent = get_be64((const uint8_t *)key.p + 8);
 	err = looked_up(view_lookup(f->v, parent, name, &d), &found);
 	if (!err && (!found || d.ino != ino))
-		finding(f, "inode %" PRIx64 ": its name %" PRIx64
-			"/%s leads elsewhere", ino, parent, name);
+		finding(f,
+			"inode %" PRIx64 ": its name %" PRIx64
+			"/%s leads elsewhere",
+			ino, parent, name);
 	return err;
 }
 
@@ -404,16 +418,18 @@ static int check_small(struct fsck *f, const struct copy_rec *c)
 		finding(f, "version %" PRIx64 ": its small content is missing",
 			c->version);
 	else if (len - 1 != c->size)
-		finding(f, "version %" PRIx64 ": small content of %" PRIu64
-			" bytes, not %" PRIu64, c->version, len - 1, c->size);
+		finding(f,
+			"version %" PRIx64 ": small content of %" PRIu64
+			" bytes, not %" PRIu64,
+			c->version, len - 1, c->size);
 	return 0;
 }
 
 static int check_one_copy(struct fsck *f, const struct version_rec *v,
 			  enum copy_tier tier, bool *found)
 {
-	CLEANUP(copy_rec_fini) struct copy_rec c = {.version = v->id,
-						    .tier = tier};
+	CLEANUP(copy_rec_fini)
+	struct copy_rec c = { .version = v->id, .tier = tier };
 	struct key key;
 	uint64_t chunks;
 	int err;
@@ -425,13 +441,16 @@ static int check_one_copy(struct fsck *f, const struct version_rec *v,
 	if (err || !*found)
 		return err;
 	if (c.size != v->size)
-		finding(f, "version %" PRIx64 ": %" PRIu64
+		finding(f,
+			"version %" PRIx64 ": %" PRIu64
 			" bytes, but a copy of %" PRIu64,
 			v->id, v->size, c.size);
 	chunks = c.chunk_len ? (c.size + c.chunk_len - 1) / c.chunk_len : 0;
 	if (c.verified && c.n_chunks != chunks)
-		finding(f, "version %" PRIx64 ": %u checksums for %" PRIu64
-			" chunks", v->id, c.n_chunks, chunks);
+		finding(f,
+			"version %" PRIx64 ": %u checksums for %" PRIu64
+			" chunks",
+			v->id, c.n_chunks, chunks);
 	return c.kind == COPY_SMALL ? check_small(f, &c) : 0;
 }
 
@@ -450,8 +469,9 @@ static int check_version(void *arg, struct slice key, struct slice val)
 	}
 	err = looked_up(view_inode(f->v, v.ino, &rec), &found);
 	if (!err && !found)
-		finding(f, "version %" PRIx64 ": inode %" PRIx64
-			" does not exist", v.id, v.ino);
+		finding(f,
+			"version %" PRIx64 ": inode %" PRIx64 " does not exist",
+			v.id, v.ino);
 	if (!err)
 		err = check_one_copy(f, &v, COPY_NVME, &nvme);
 	if (!err)
@@ -519,20 +539,20 @@ int meta_fsck(struct meta *m, finding_fn *fn, void *arg, uint64_t *n_findings)
 		enum cf cf;
 		entry_fn *check;
 	} walks[] = {
-		{CF_INODE, check_inode},     {CF_DENTRY, check_dentry},
-		{CF_COOKIE, check_cookie},   {CF_NAME, check_name},
-		{CF_VERSION, check_version}, {CF_XATTR, check_xattr},
-		{CF_SYMLINK, check_target},  {CF_ORPHAN, check_orphan},
-		{CF_EVENT, check_event},
+		{ CF_INODE, check_inode },     { CF_DENTRY, check_dentry },
+		{ CF_COOKIE, check_cookie },   { CF_NAME, check_name },
+		{ CF_VERSION, check_version }, { CF_XATTR, check_xattr },
+		{ CF_SYMLINK, check_target },  { CF_ORPHAN, check_orphan },
+		{ CF_EVENT, check_event },
 	};
-	struct fsck f = {.fn = fn, .arg = arg};
+	struct fsck f = { .fn = fn, .arg = arg };
 	int err = meta_durable_view(m, &f.v);
 
 	if (err)
 		return err;
 	for (size_t i = 0; !err && i < sizeof(walks) / sizeof(walks[0]); i++)
 		err = store_scan(f.v->store, f.v->snap, walks[i].cf,
-				 (struct slice){0}, (struct slice){0},
+				 (struct slice){ 0 }, (struct slice){ 0 },
 				 walks[i].check, &f);
 	view_free(f.v);
 	if (!err)

@@ -41,16 +41,16 @@ struct txn {
 struct meta {
 	struct store accepted, durable;
 	struct view accepted_view; /* immutable */
-	struct identity id;	   /* immutable after meta_open() */
-	bool keep_events;	   /* immutable */
+	struct identity id;        /* immutable after meta_open() */
+	bool keep_events;          /* immutable */
 
 	struct mutex door;
-	struct txn txn; /* guarded by door */
-	unsigned int n_unchecked;	 /* guarded by door: commits since the */
-	size_t unchecked_len;		 /* room was looked at, their bytes */
-	bool no_room_at_all;		 /* guarded by door */
-	_Atomic bool no_room;		 /* written under door */
-	uint64_t accepted_generation;	 /* guarded by door */
+	struct txn txn;               /* guarded by door */
+	unsigned int n_unchecked;     /* guarded by door: commits since the */
+	size_t unchecked_len;         /* room was looked at, their bytes */
+	bool no_room_at_all;          /* guarded by door */
+	_Atomic bool no_room;         /* written under door */
+	uint64_t accepted_generation; /* guarded by door */
 
 	_Atomic uint64_t accepted_seq, nvme_seq, remote_seq;
 	_Atomic uint64_t log_len; /* bytes of the log above D, about */
@@ -84,8 +84,8 @@ MUST_CHECK int log_trim(struct meta *m, uint64_t from, uint64_t to);
 
 MUST_CHECK int event_encode(struct bytes *b, const struct event *ev);
 /* *paths is malloc'ed for out->paths; the rest points into val. */
-MUST_CHECK int event_decode(struct slice val, uint64_t seq,
-			    struct event *out, const char ***paths);
+MUST_CHECK int event_decode(struct slice val, uint64_t seq, struct event *out,
+			    const char ***paths);
 
 /* Start-up (recover.c): makes the durable state consistent. */
 MUST_CHECK int recover_durable(struct store *durable, uint64_t *n_dropped);

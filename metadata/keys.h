@@ -28,7 +28,7 @@ void key_copy(struct key *k, uint64_t version, enum copy_tier tier);
 
 static inline struct slice key_slice(const struct key *k)
 {
-	return (struct slice){k->b, k->len};
+	return (struct slice){ k->b, k->len };
 }
 
 /* The bytes of a key behind its first n, as a NUL-ended name; -EUCLEAN. */

@@ -35,11 +35,11 @@ int log_entry_decode(struct slice val, struct log_entry *out)
 		return -EOPNOTSUPP;
 	flags = read_le(&r, 1);
 	len = read_le(&r, 4);
-	out->event = (struct slice){read_bytes(&r, len), len};
+	out->event = (struct slice){ read_bytes(&r, len), len };
 	if (r.bad)
 		return -EUCLEAN;
 	out->events = flags & LOG_EVENTS;
-	out->ops = (struct slice){r.p, (size_t)(r.end - r.p)};
+	out->ops = (struct slice){ r.p, (size_t)(r.end - r.p) };
 	return 0;
 }
 
@@ -60,13 +60,13 @@ static int measure_entry(void *arg, struct slice key, struct slice val)
 
 int log_measure(struct meta *m, uint64_t after, uint64_t *last, uint64_t *len)
 {
-	struct measure me = {0};
+	struct measure me = { 0 };
 	struct key from;
 	int err;
 
 	key_number(&from, after + 1);
 	err = store_scan(&m->accepted, NULL, CF_LOG, key_slice(&from),
-			 (struct slice){0}, measure_entry, &me);
+			 (struct slice){ 0 }, measure_entry, &me);
 	if (err)
 		return err;
 	*last = me.last;
@@ -94,11 +94,10 @@ static int bound_entry(void *arg, struct slice key, struct slice val)
 	return 0;
 }
 
-int meta_log_bound(struct meta *m, uint64_t want, size_t max_bytes,
-		   uint64_t *n)
+int meta_log_bound(struct meta *m, uint64_t want, size_t max_bytes, uint64_t *n)
 {
 	uint64_t d = m->nvme_seq, a = m->accepted_seq;
-	struct bound b = {.n = d, .max = max_bytes};
+	struct bound b = { .n = d, .max = max_bytes };
 	struct key from, to;
 	int err;
 
@@ -120,7 +119,7 @@ int meta_log_bound(struct meta *m, uint64_t want, size_t max_bytes,
 
 int log_trim(struct meta *m, uint64_t from, uint64_t to)
 {
-	CLEANUP(bytes_fini) struct bytes ops = {0};
+	CLEANUP(bytes_fini) struct bytes ops = { 0 };
 	struct key first, end;
 	struct slice run;
 

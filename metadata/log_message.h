@@ -9,9 +9,14 @@
 
 #include "metadata/compiler.h"
 
-enum message_level { MESSAGE_ERROR, MESSAGE_WARNING, MESSAGE_INFO,
-		     MESSAGE_DEBUG };
+enum message_level {
+	MESSAGE_ERROR,
+	MESSAGE_WARNING,
+	MESSAGE_INFO,
+	MESSAGE_DEBUG
+};
 
+/* Writes one line; bytes below space become '?'. Keeps errno. */
 void message(enum message_level level, const char *fmt, ...) PRINTF(2, 3);
 #define message_error(...) message(MESSAGE_ERROR, __VA_ARGS__)
 #define message_warning(...) message(MESSAGE_WARNING, __VA_ARGS__)

@@ -20,8 +20,8 @@
 static _Atomic int log_fd = STDERR_FILENO; /* -1: syslog */
 static _Atomic int most_verbose = MESSAGE_INFO;
 
-static const char *const names[] = {"error", "warning", "info", "debug"};
-static const int priorities[] = {LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG};
+static const char *const names[] = { "error", "warning", "info", "debug" };
+static const int priorities[] = { LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG };
 
 static size_t add_time(char *line, size_t room)
 {

@@ -49,12 +49,12 @@ struct inode_rec {
 	uint32_t mode; /* type and permissions, as st_mode */
 	uint32_t uid, gid, nlink;
 	uint64_t rdev;
-	uint64_t size;	 /* of the sealed version; of a symlink's target */
+	uint64_t size;   /* of the sealed version; of a symlink's target */
 	uint64_t blocks; /* 512 bytes each, of the sealed version */
 	int64_t atime_ns, mtime_ns, ctime_ns;
 	uint64_t version; /* sealed version, 0: never sealed (or no file) */
 	uint64_t parent;  /* directories: the parent's inode number */
-	uint64_t seq;	  /* last transaction that put this record: set by
+	uint64_t seq;     /* last transaction that put this record: set by
 			     txn_put_inode(), callers need not */
 };
 
@@ -62,7 +62,7 @@ struct dentry_rec {
 	uint64_t ino;
 	uint64_t cookie; /* readdir offset: > 2, grows with each new entry, fits
 			    an off_t; set by txn_put_dentry() */
-	uint32_t type;	 /* mode & S_IFMT */
+	uint32_t type;   /* mode & S_IFMT */
 };
 
 struct version_rec {
@@ -71,9 +71,9 @@ struct version_rec {
 	uint64_t size;
 	uint64_t blocks;
 	uint64_t backing; /* id of the backing file that held it at the seal */
-	uint32_t where;	  /* enum backing_where of that file */
-	uint32_t flags;	  /* VERSION_* */
-	uint64_t seq;	  /* sealed at; set by txn_put_version() */
+	uint32_t where;   /* enum backing_where of that file */
+	uint32_t flags;   /* VERSION_* */
+	uint64_t seq;     /* sealed at; set by txn_put_version() */
 };
 
 #define VERSION_SNAPSHOT 1u /* sealed while a writer was left */
@@ -84,8 +84,8 @@ enum backing_where { BACKING_DRAM = 0, BACKING_NVME = 1 };
 struct unsealed_rec {
 	uint64_t ino;
 	uint64_t backing; /* file with the content being written */
-	uint32_t where;	  /* enum backing_where */
-	uint64_t base;	  /* sealed version it began from or replaces, or 0 */
+	uint32_t where;   /* enum backing_where */
+	uint64_t base;    /* sealed version it began from or replaces, or 0 */
 };
 
 /* Where a version's bytes are on a slower tier. Durable, never rolled back. */
@@ -96,13 +96,13 @@ struct copy_rec {
 	uint64_t version;
 	enum copy_tier tier;
 	enum copy_kind kind;
-	uint64_t file;	    /* COPY_FILE: id of the backing file on NVMe */
-	char object[64];    /* COPY_OBJECT: remote version identity, NUL-ended */
+	uint64_t file;   /* COPY_FILE: id of the backing file on NVMe */
+	char object[64]; /* COPY_OBJECT: remote version identity, NUL-ended */
 	uint64_t size;
 	uint32_t chunk_len; /* bytes a checksum covers (last chunk shorter) */
 	uint32_t n_chunks;
-	uint32_t *crcs;	    /* CRC32C each; owned by the record */
-	bool verified;	    /* false: no checksums are known (foreign object) */
+	uint32_t *crcs; /* CRC32C each; owned by the record */
+	bool verified;  /* false: no checksums are known (foreign object) */
 };
 
 /* Releases what c owns, not c. */
@@ -112,7 +112,7 @@ void copy_rec_fini(struct copy_rec *c);
 
 enum event_kind {
 	EVENT_NONE = 0, /* nothing a remote would show */
-	EVENT_SEAL,	/* version of ino is the content of all paths */
+	EVENT_SEAL,     /* version of ino is the content of all paths */
 	EVENT_MKDIR,
 	EVENT_SYMLINK, /* value: the target */
 	EVENT_LINK,    /* path2 is a new name of ino, whose content is version
@@ -126,11 +126,11 @@ enum event_kind {
 };
 
 struct event {
-	uint64_t seq;	  /* set by the log */
+	uint64_t seq;     /* set by the log */
 	int64_t stamp_ns; /* wall clock; set by txn_event() */
 	enum event_kind kind;
 	uint64_t version; /* SEAL, LINK, RENAME: content of ino, 0 if none */
-	struct inode_rec rec;	 /* of ino, as of this event */
+	struct inode_rec rec;     /* of ino, as of this event */
 	const char *const *paths; /* '/'-separated, relative to the root of the
 				     mount, "" is the root; NUL-ended. SEAL,
 				     SETATTR, XATTR: all names of ino; others:
@@ -148,24 +148,24 @@ struct meta_config {
 	const char *accepted_dir; /* exists; empty, or left by a daemon that
 				     died on this boot */
 	const char *durable_dir;  /* exists; empty: a new mount */
-	bool keep_events;	  /* there is a remote: store events */
-	uint64_t reserve_len;	  /* bytes to preallocate beside the durable
+	bool keep_events;         /* there is a remote: store events */
+	uint64_t reserve_len;     /* bytes to preallocate beside the durable
 				     database against ENOSPC; 0: none */
 };
 
 enum meta_start {
-	META_FRESH,	 /* there was no durable database */
+	META_FRESH,      /* there was no durable database */
 	META_CARRIED_ON, /* both databases agree: a daemon restart */
-	META_POWER_CUT,	 /* accepted state lost; this is the durable one */
+	META_POWER_CUT,  /* accepted state lost; this is the durable one */
 };
 
 struct meta_opened {
 	enum meta_start start;
-	uint64_t n_dropped;  /* names without a sealed version, dropped */
-	bool events_lost;    /* keep_events, but between R and D some were not
+	uint64_t n_dropped; /* names without a sealed version, dropped */
+	bool events_lost;   /* keep_events, but between R and D some were not
 				kept: the publisher compares trees instead, and
 				is done with meta_set_remote_seq(D) */
-	char reason[160];    /* for the log: why it was not carried on, or "" */
+	char reason[160];   /* for the log: why it was not carried on, or "" */
 };
 
 /*
@@ -202,7 +202,8 @@ MUST_CHECK int txn_commit(struct txn *t, uint64_t *seq);
 void txn_abort(struct txn *t);
 /* The number the transaction will get. */
 uint64_t txn_seq(const struct txn *t);
-size_t txn_len(const struct txn *t); /* bytes for the log, so far */
+/* Bytes for the log, so far. */
+size_t txn_len(const struct txn *t);
 /* This transaction makes room (unlink, rmdir): let it through when full. */
 void txn_frees(struct txn *t);
 /* At most one event a transaction; copied. Paths as they were: see there. */
@@ -246,7 +247,7 @@ void txn_del_unsealed(struct txn *t, uint64_t ino);
 struct view;
 const struct view *meta_accepted(const struct meta *m);
 MUST_CHECK int meta_durable_view(struct meta *m, struct view **out);
-void view_free(struct view *v);	     /* durable views only; NULL allowed */
+void view_free(struct view *v);          /* durable views only; NULL allowed */
 uint64_t view_seq(const struct view *v); /* durable view: its D */
 
 MUST_CHECK int view_inode(const struct view *v, uint64_t ino,
@@ -262,8 +263,7 @@ MUST_CHECK int view_version(const struct view *v, uint64_t version,
 typedef int dentry_fn(void *arg, const char *name, const struct dentry_rec *d);
 MUST_CHECK int view_readdir(const struct view *v, uint64_t dir, uint64_t after,
 			    dentry_fn *fn, void *arg);
-MUST_CHECK int view_dir_is_empty(const struct view *v, uint64_t dir,
-				 bool *out);
+MUST_CHECK int view_dir_is_empty(const struct view *v, uint64_t dir, bool *out);
 /* *len: in the room at buf, out the value's length. -ERANGE: too short;
  * *len is set to what is needed. buf NULL: length only. -ENODATA: none. */
 MUST_CHECK int view_xattr(const struct view *v, uint64_t ino, const char *name,
@@ -318,8 +318,8 @@ MUST_CHECK int meta_del_copy(struct meta *m, uint64_t version,
 /* ---- the log and the watermarks --------------------------------------- */
 
 uint64_t meta_accepted_seq(const struct meta *m); /* last number given out */
-uint64_t meta_nvme_seq(const struct meta *m);	  /* D */
-uint64_t meta_remote_seq(const struct meta *m);	  /* R; D if no remote */
+uint64_t meta_nvme_seq(const struct meta *m);     /* D */
+uint64_t meta_remote_seq(const struct meta *m);   /* R; D if no remote */
 
 /*
  * false: NVMe is so full that the reserve had to be released. Accept no new

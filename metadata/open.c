@@ -38,8 +38,8 @@ struct opening {
 	const struct meta_config *config;
 	struct meta_opened *opened;
 	char boot_id[BOOT_ID_LEN];
-	bool agrees;	       /* the accepted database is open and ours */
-	uint64_t raised_from;  /* its epoch */
+	bool agrees;          /* the accepted database is open and ours */
+	uint64_t raised_from; /* its epoch */
 };
 
 static void reason(struct opening *o, const char *text)
@@ -58,7 +58,7 @@ static int write_state(struct store *s, const struct bytes *ops, bool sync)
 
 static int make_root(struct store *s)
 {
-	CLEANUP(bytes_fini) struct bytes ops = {0};
+	CLEANUP(bytes_fini) struct bytes ops = { 0 };
 	uint64_t first = UINT64_C(1) << EPOCH_BITS;
 	struct inode_rec root = {
 		.ino = META_ROOT_INO,
@@ -139,7 +139,7 @@ static int read_watermarks(struct opening *o)
 
 static int open_accepted(struct opening *o, bool create)
 {
-	const struct store_config config = {.dir = o->config->accepted_dir};
+	const struct store_config config = { .dir = o->config->accepted_dir };
 
 	return store_open(&o->m->accepted, &config, create);
 }
@@ -232,9 +232,9 @@ static int clear_accepted(struct opening *o, bool aside)
 		if (!err)
 			message_warning("%s: %s: kept aside",
 					o->config->accepted_dir,
-					o->opened->reason[0] ?
-						o->opened->reason :
-						"not of this mount");
+					o->opened->reason[0]
+						? o->opened->reason
+						: "not of this mount");
 	}
 	return err ? err : aside_delete(o->config->accepted_dir);
 }
@@ -243,7 +243,7 @@ static int clear_accepted(struct opening *o, bool aside)
 
 static int raise_epoch(struct opening *o)
 {
-	CLEANUP(bytes_fini) struct bytes ops = {0};
+	CLEANUP(bytes_fini) struct bytes ops = { 0 };
 	struct identity *id = &o->m->id;
 
 	if (id->epoch + 1 >= EPOCH_MAX)
@@ -257,7 +257,7 @@ static int raise_epoch(struct opening *o)
 
 static int confirm_epoch(struct opening *o)
 {
-	CLEANUP(bytes_fini) struct bytes ops = {0};
+	CLEANUP(bytes_fini) struct bytes ops = { 0 };
 	struct identity *id = &o->m->id;
 	int err;
 
@@ -296,8 +296,8 @@ static int stop(void *arg, struct slice key, struct slice val)
 static int start_numbers(struct opening *o)
 {
 	struct meta *m = o->m;
-	int n = store_scan(&m->accepted, NULL, CF_XATTR, (struct slice){0},
-			   (struct slice){0}, stop, NULL);
+	int n = store_scan(&m->accepted, NULL, CF_XATTR, (struct slice){ 0 },
+			   (struct slice){ 0 }, stop, NULL);
 
 	if (n < 0)
 		return n;
@@ -340,8 +340,8 @@ int meta_open(const struct meta_config *config, struct meta_opened *opened,
 	      struct meta **out)
 {
 	CLEANUP(meta_close_p) struct meta *m = calloc(1, sizeof(*m));
-	struct meta_opened found = {0};
-	struct opening o = {.m = m, .config = config, .opened = &found};
+	struct meta_opened found = { 0 };
+	struct opening o = { .m = m, .config = config, .opened = &found };
 	int err;
 
 	if (!m)
@@ -350,7 +350,7 @@ int meta_open(const struct meta_config *config, struct meta_opened *opened,
 	mutex_init(&m->remote_lock);
 	path_cache_init(&m->paths);
 	m->keep_events = config->keep_events;
-	m->accepted_view = (struct view){.m = m, .store = &m->accepted};
+	m->accepted_view = (struct view){ .m = m, .store = &m->accepted };
 	err = open_both(&o);
 	if (err)
 		return err;

@@ -63,8 +63,8 @@ int op_next(struct reader *r, struct op *out)
 	*out = (struct op){
 		.kind = (enum op_kind)kind,
 		.cf = (enum cf)cf,
-		.key = {key, klen},
-		.val = {val, vlen},
+		.key = { key, klen },
+		.val = { val, vlen },
 	};
 	return 0;
 }

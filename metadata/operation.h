@@ -20,10 +20,10 @@ enum cf {
 	CF_SYMLINK = 6,
 	CF_ORPHAN = 7,
 	CF_N_SHARED = 8, /* those before are the same in both, as of D */
-	CF_STATE = 8,	 /* in both, but each its own */
+	CF_STATE = 8,    /* in both, but each its own */
 	CF_UNSEALED = 9, /* accepted only */
-	CF_LOG = 10,	 /* accepted only */
-	CF_COPY = 11,	 /* durable only, as all that follow */
+	CF_LOG = 10,     /* accepted only */
+	CF_COPY = 11,    /* durable only, as all that follow */
 	CF_SMALL = 12,
 	CF_EVENT = 13,
 	CF_NOTE = 14,
@@ -43,8 +43,7 @@ struct op {
 void op_put(struct bytes *b, enum cf cf, struct slice key, const void *val,
 	    size_t len);
 /* The same with room for the value, to be filled; NULL: no memory. */
-uint8_t *op_put_room(struct bytes *b, enum cf cf, struct slice key,
-		     size_t len);
+uint8_t *op_put_room(struct bytes *b, enum cf cf, struct slice key, size_t len);
 void op_del(struct bytes *b, enum cf cf, struct slice key);
 void op_del_range(struct bytes *b, enum cf cf, struct slice from,
 		  struct slice to);

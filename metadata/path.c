@@ -73,7 +73,7 @@ static void cache_put(struct path_cache *c, uint64_t ino, const char *path,
 		struct path_slot *s = slot_of(c->slots, ino);
 
 		old = s->path;
-		*s = (struct path_slot){ino, generation, copy};
+		*s = (struct path_slot){ ino, generation, copy };
 	}
 	mutex_unlock(&c->lock);
 	free(old);
@@ -166,7 +166,7 @@ static int climb(const struct view *v, uint64_t ino, struct climb *c,
 static int path_of(const struct view *v, uint64_t ino, bool is_dir, char *buf)
 {
 	char tail[META_PATH_MAX], head[META_PATH_MAX];
-	struct climb c = {tail, META_PATH_MAX - 1};
+	struct climb c = { tail, META_PATH_MAX - 1 };
 	uint64_t generation;
 	int err;
 

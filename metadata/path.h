@@ -17,7 +17,7 @@ struct path_slot {
 
 struct path_cache {
 	struct mutex lock;
-	uint64_t generation;	 /* guarded by lock */
+	uint64_t generation;     /* guarded by lock */
 	struct path_slot *slots; /* guarded by lock; NULL: no memory */
 };
 

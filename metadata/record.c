@@ -194,7 +194,7 @@ int copy_decode(const void *rec, size_t len, uint64_t version,
 		enum copy_tier tier, struct copy_rec *out)
 {
 	struct reader r = reader_of(rec, len);
-	struct copy_rec c = {.version = version, .tier = tier};
+	struct copy_rec c = { .version = version, .tier = tier };
 	const uint8_t *object, *crcs;
 	size_t object_len;
 
@@ -240,6 +240,6 @@ int plain_decode(const void *rec, size_t len, struct slice *out)
 		return -EUCLEAN;
 	if (b[0] > RECORD_VERSION)
 		return -EOPNOTSUPP;
-	*out = (struct slice){b + 1, len - 1};
+	*out = (struct slice){ b + 1, len - 1 };
 	return 0;
 }

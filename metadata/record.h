@@ -20,23 +20,26 @@
 #define VERSION_LEN 49
 #define UNSEALED_LEN 21
 
+/* What the key says (ino) is left out. */
 void inode_encode(uint8_t b[INODE_LEN], const struct inode_rec *rec);
 MUST_CHECK int inode_decode(const void *b, size_t len, uint64_t ino,
 			    struct inode_rec *out);
 
+/* All of it. */
 void dentry_encode(uint8_t b[DENTRY_LEN], const struct dentry_rec *rec);
-MUST_CHECK int dentry_decode(const void *b, size_t len,
-			     struct dentry_rec *out);
+MUST_CHECK int dentry_decode(const void *b, size_t len, struct dentry_rec *out);
 
 /* name: META_NAME_MAX + 1 bytes. The cookie is in the key. */
 void cookie_encode(uint8_t b[COOKIE_FIXED_LEN], const struct dentry_rec *rec);
 MUST_CHECK int cookie_decode(const void *b, size_t len, uint64_t cookie,
 			     struct dentry_rec *out, char *name);
 
+/* Without the id. */
 void version_encode(uint8_t b[VERSION_LEN], const struct version_rec *rec);
 MUST_CHECK int version_decode(const void *b, size_t len, uint64_t id,
 			      struct version_rec *out);
 
+/* Without the inode number. */
 void unsealed_encode(uint8_t b[UNSEALED_LEN], const struct unsealed_rec *rec);
 MUST_CHECK int unsealed_decode(const void *b, size_t len, uint64_t ino,
 			       struct unsealed_rec *out);

@@ -150,7 +150,7 @@ static int drop_inode(struct pass *p, const struct inode_rec *rec)
 		op_del(&p->ops, CF_VERSION, key_slice(&version));
 	}
 	return store_scan_prefix(p->s, NULL, CF_XATTR, key_slice(&key),
-				 (struct slice){0}, drop_xattr, &p->ops);
+				 (struct slice){ 0 }, drop_xattr, &p->ops);
 }
 
 static void put_nlink(struct pass *p, struct inode_rec *rec, uint64_t nlink)
@@ -215,14 +215,14 @@ static int correct_all(struct pass *p)
 	if (!err)
 		err = cursor_error(&p->entry);
 	if (!err)
-		err = store_scan(p->s, NULL, CF_ORPHAN, (struct slice){0},
-				 (struct slice){0}, drop_orphan, &p->ops);
+		err = store_scan(p->s, NULL, CF_ORPHAN, (struct slice){ 0 },
+				 (struct slice){ 0 }, drop_orphan, &p->ops);
 	return err;
 }
 
 int recover_durable(struct store *durable, uint64_t *n_dropped)
 {
-	CLEANUP(pass_fini) struct pass p = {.s = durable};
+	CLEANUP(pass_fini) struct pass p = { .s = durable };
 	struct slice run;
 	int err = cursor_open(&p.inode, durable, CF_INODE);
 

@@ -17,7 +17,7 @@
 
 static struct slice text(const char *s)
 {
-	return (struct slice){s, strlen(s)};
+	return (struct slice){ s, strlen(s) };
 }
 
 static int decode_identity(void *arg, const void *val, size_t len)
@@ -41,7 +41,7 @@ static int decode_identity(void *arg, const void *val, size_t len)
 
 int state_identity(struct store *s, struct identity *out)
 {
-	struct identity id = {0};
+	struct identity id = { 0 };
 	int err = store_get(s, NULL, CF_STATE, text(STATE_IDENTITY),
 			    decode_identity, &id);
 
@@ -52,8 +52,8 @@ int state_identity(struct store *s, struct identity *out)
 
 void state_put_identity(struct bytes *ops, const struct identity *id)
 {
-	uint8_t *p = op_put_room(ops, CF_STATE, text(STATE_IDENTITY),
-				 IDENTITY_LEN);
+	uint8_t *p =
+		op_put_room(ops, CF_STATE, text(STATE_IDENTITY), IDENTITY_LEN);
 
 	if (!p)
 		return;
@@ -88,10 +88,9 @@ uint64_t state_nvme_held(struct store *s)
 {
 	uint64_t n = 0;
 
-	return store_get_held(s, CF_STATE, text(STATE_NVME), decode_number,
-			      &n) ?
-		       0 :
-		       n;
+	return store_get_held(s, CF_STATE, text(STATE_NVME), decode_number, &n)
+		       ? 0
+		       : n;
 }
 
 void state_put_number(struct bytes *ops, const char *key, uint64_t n)
@@ -106,8 +105,8 @@ void state_put_number(struct bytes *ops, const char *key, uint64_t n)
 
 int boot_id_read(char out[BOOT_ID_LEN])
 {
-	CLEANUP(close_p) int fd = open("/proc/sys/kernel/random/boot_id",
-				       O_RDONLY | O_CLOEXEC);
+	CLEANUP(close_p)
+	int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
 
 	if (fd < 0)
 		return -errno;
@@ -116,7 +115,7 @@ int boot_id_read(char out[BOOT_ID_LEN])
 
 int identity_new(struct identity *out)
 {
-	struct identity id = {0};
+	struct identity id = { 0 };
 	int err;
 
 	if (getrandom(id.uuid, UUID_LEN, 0) != UUID_LEN)

@@ -38,7 +38,9 @@ void state_put_number(struct bytes *ops, const char *key, uint64_t n);
 /* D, with the store's lock held; 0: not readable. */
 uint64_t state_nvme_held(struct store *s);
 
+/* A fresh UUID and this boot; epoch 0. -EIO: no randomness, no /proc. */
 MUST_CHECK int identity_new(struct identity *out);
+/* As the kernel says it, without a newline. */
 MUST_CHECK int boot_id_read(char out[BOOT_ID_LEN]);
 
 #endif

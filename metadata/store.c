@@ -108,7 +108,7 @@ struct scan {
 	struct slice to;
 	struct bytes from;    /* where the next batch begins */
 	struct bytes entries; /* klen u32, vlen u32 (host order), key, value */
-	size_t want;	      /* entries of the next batch */
+	size_t want;          /* entries of the next batch */
 	bool end;
 };
 
@@ -123,7 +123,7 @@ static void add_entry(struct scan *sc, rocksdb_iterator_t *it)
 	size_t klen, vlen;
 	const char *key = rocksdb_iter_key(it, &klen);
 	const char *val = rocksdb_iter_value(it, &vlen);
-	uint32_t lens[2] = {(uint32_t)klen, (uint32_t)vlen};
+	uint32_t lens[2] = { (uint32_t)klen, (uint32_t)vlen };
 
 	bytes_append(&sc->entries, lens, sizeof(lens));
 	bytes_append(&sc->entries, key, klen);
@@ -196,9 +196,9 @@ static int hand_out(const struct scan *sc, entry_fn *fn, void *arg)
 
 		memcpy(lens, p, sizeof(lens));
 		p += sizeof(lens);
-		key = (struct slice){p, lens[0]};
+		key = (struct slice){ p, lens[0] };
 		p += lens[0];
-		val = (struct slice){p, lens[1]};
+		val = (struct slice){ p, lens[1] };
 		p += lens[1];
 		err = fn(arg, key, val);
 	}
@@ -208,8 +208,13 @@ static int hand_out(const struct scan *sc, entry_fn *fn, void *arg)
 int store_scan(struct store *s, const struct snapshot *snap, enum cf cf,
 	       struct slice from, struct slice to, entry_fn *fn, void *arg)
 {
-	CLEANUP(scan_fini) struct scan sc = {
-		.s = s, .snap = snap, .cf = cf, .to = to, .want = 16,
+	CLEANUP(scan_fini)
+	struct scan sc = {
+		.s = s,
+		.snap = snap,
+		.cf = cf,
+		.to = to,
+		.want = 16,
 	};
 	int err = 0;
 
@@ -229,7 +234,7 @@ int store_scan_prefix(struct store *s, const struct snapshot *snap, enum cf cf,
 		      void *arg)
 {
 	uint8_t to[64], from[sizeof(to) + META_NAME_MAX + 32];
-	struct slice lo = prefix, hi = {to, prefix.len};
+	struct slice lo = prefix, hi = { to, prefix.len };
 
 	if (prefix.len > sizeof(to) || after.len >= sizeof(from))
 		return -EINVAL;
@@ -240,7 +245,7 @@ int store_scan_prefix(struct store *s, const struct snapshot *snap, enum cf cf,
 	if (after.len) {
 		memcpy(from, after.p, after.len);
 		from[after.len] = 0;
-		lo = (struct slice){from, after.len + 1};
+		lo = (struct slice){ from, after.len + 1 };
 	}
 	return store_scan(s, snap, cf, lo, hi, fn, arg);
 }
@@ -261,9 +266,8 @@ static void batch_op(const struct store *s, rocksdb_writebatch_t *b,
 		rocksdb_writebatch_delete_cf(b, cf, op->key.p, op->key.len);
 		break;
 	case OP_DEL_RANGE:
-		rocksdb_writebatch_delete_range_cf(b, cf, op->key.p,
-						   op->key.len, op->val.p,
-						   op->val.len);
+		rocksdb_writebatch_delete_range_cf(
+			b, cf, op->key.p, op->key.len, op->val.p, op->val.len);
 		break;
 	}
 }
@@ -383,7 +387,7 @@ int snapshot_take(struct store *s, struct snapshot *snap)
 
 	if (err)
 		return err;
-	*snap = (struct snapshot){.rocks = rocksdb_create_snapshot(s->db)};
+	*snap = (struct snapshot){ .rocks = rocksdb_create_snapshot(s->db) };
 	mutex_lock(&s->list_lock);
 	snap->next = s->snapshots;
 	snap->prev = &s->snapshots;

@@ -24,26 +24,27 @@
 
 struct store_config {
 	const char *dir;      /* the database is dir/db */
-	bool durable;	      /* which column families; how much memory */
+	bool durable;         /* which column families; how much memory */
 	uint64_t reserve_len; /* durable: dir/reserve; 0: none. The accepted
 				 one chooses its own. */
 };
 
 struct snapshot {
-	const rocksdb_snapshot_t *rocks; /* guarded by store.lock; NULL: stale */
-	uint64_t seq;			 /* the state it shows; immutable */
-	struct snapshot *next, **prev;	 /* guarded by store.list_lock */
+	const rocksdb_snapshot_t
+		*rocks;                /* guarded by store.lock; NULL: stale */
+	uint64_t seq;                  /* the state it shows; immutable */
+	struct snapshot *next, **prev; /* guarded by store.list_lock */
 };
 
 struct store {
 	char *dir, *path; /* immutable */
-	bool durable;	  /* immutable */
+	bool durable;     /* immutable */
 
 	pthread_rwlock_t lock; /* shared: use db; exclusive: reopen */
-	rocksdb_t *db;	       /* guarded by lock; NULL: could not reopen */
+	rocksdb_t *db;         /* guarded by lock; NULL: could not reopen */
 	rocksdb_column_family_handle_t *cfs[CF_MAX]; /* guarded by lock */
 	_Atomic uint64_t generation; /* grows with each reopen */
-	_Atomic bool down;	     /* the last reopen failed */
+	_Atomic bool down;           /* the last reopen failed */
 
 	/* immutable after store_open() */
 	rocksdb_options_t *options, *cf_options[CF_MAX];
@@ -61,8 +62,8 @@ struct store {
 	uint64_t (*state_seq)(struct store *s);
 
 	struct mutex reserve_lock;
-	uint64_t reserve_len;	    /* immutable */
-	_Atomic bool reserve_held;  /* written under reserve_lock */
+	uint64_t reserve_len;      /* immutable */
+	_Atomic bool reserve_held; /* written under reserve_lock */
 };
 
 /*
@@ -82,8 +83,7 @@ void store_close(struct store *s);
 typedef int value_fn(void *arg, const void *val, size_t len);
 /* snap NULL: the newest state. -ENOENT: no such key. */
 MUST_CHECK int store_get(struct store *s, const struct snapshot *snap,
-			 enum cf cf, struct slice key, value_fn *fn,
-			 void *arg);
+			 enum cf cf, struct slice key, value_fn *fn, void *arg);
 /* 0 or -ENOENT. */
 MUST_CHECK int store_has(struct store *s, const struct snapshot *snap,
 			 enum cf cf, struct slice key);
@@ -115,7 +115,7 @@ MUST_CHECK int store_write(struct store *s, const struct slice *runs, size_t n,
 			   bool sync);
 static inline struct slice bytes_slice(const struct bytes *b)
 {
-	return (struct slice){b->p, b->len};
+	return (struct slice){ b->p, b->len };
 }
 
 /*

@@ -40,7 +40,7 @@ struct slice cursor_key(const struct cursor *c)
 	size_t len;
 	const char *p = rocksdb_iter_key(c->it, &len);
 
-	return (struct slice){p, len};
+	return (struct slice){ p, len };
 }
 
 struct slice cursor_val(const struct cursor *c)
@@ -48,7 +48,7 @@ struct slice cursor_val(const struct cursor *c)
 	size_t len;
 	const char *p = rocksdb_iter_value(c->it, &len);
 
-	return (struct slice){p, len};
+	return (struct slice){ p, len };
 }
 
 int cursor_error(const struct cursor *c)
@@ -98,15 +98,14 @@ static int take_over(struct store *to, enum cf cf, const char *path)
 	char *msg = NULL;
 
 	rocksdb_ingestexternalfileoptions_set_move_files(o, 1);
-	rocksdb_ingest_external_file_cf(to->db, to->cfs[cf], &path, 1, o,
-					&msg);
+	rocksdb_ingest_external_file_cf(to->db, to->cfs[cf], &path, 1, o, &msg);
 	rocksdb_ingestexternalfileoptions_destroy(o);
 	return store_error(to, "take over a table", msg);
 }
 
 static int copy_cf(struct store *from, struct store *to, enum cf cf)
 {
-	CLEANUP(cursor_close) struct cursor c = {0};
+	CLEANUP(cursor_close) struct cursor c = { 0 };
 	CLEANUP(free_p) char *path = NULL;
 	int err = cursor_open(&c, from, cf);
 

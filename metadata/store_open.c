@@ -23,13 +23,13 @@
 #define REOPEN_ROOM (48 * MIB)
 
 static const char *const cf_names[CF_MAX] = {
-	[CF_INODE] = "inode",	    [CF_DENTRY] = "dentry",
-	[CF_COOKIE] = "cookie",	    [CF_NAME] = "name",
-	[CF_VERSION] = "version",   [CF_XATTR] = "xattr",
-	[CF_SYMLINK] = "symlink",   [CF_ORPHAN] = "orphan",
-	[CF_STATE] = "default",	    [CF_UNSEALED] = "unsealed",
-	[CF_LOG] = "log",	    [CF_COPY] = "copy",
-	[CF_SMALL] = "small",	    [CF_EVENT] = "event",
+	[CF_INODE] = "inode",     [CF_DENTRY] = "dentry",
+	[CF_COOKIE] = "cookie",   [CF_NAME] = "name",
+	[CF_VERSION] = "version", [CF_XATTR] = "xattr",
+	[CF_SYMLINK] = "symlink", [CF_ORPHAN] = "orphan",
+	[CF_STATE] = "default",   [CF_UNSEALED] = "unsealed",
+	[CF_LOG] = "log",         [CF_COPY] = "copy",
+	[CF_SMALL] = "small",     [CF_EVENT] = "event",
 	[CF_NOTE] = "note",
 };
 
@@ -103,8 +103,8 @@ static int options_from_string(struct store *s, rocksdb_options_t **o)
 	 * memtables are refilled from the log without writing files. */
 	rocksdb_get_options_from_string(
 		*o,
-		s->durable ? "enforce_single_del_contracts=false" :
-			     "allow_fallocate=false;"
+		s->durable ? "enforce_single_del_contracts=false"
+			   : "allow_fallocate=false;"
 			     "avoid_flush_during_recovery=true",
 		parsed, &err);
 	rocksdb_options_destroy(*o);
@@ -115,8 +115,8 @@ static int options_from_string(struct store *s, rocksdb_options_t **o)
 static int make_options(struct store *s)
 {
 	uint64_t disk = filesystem_len(s->dir);
-	uint64_t memory = s->durable ? 16 * MIB :
-				       clamp(disk / 16, 4 * MIB, 32 * MIB);
+	uint64_t memory = s->durable ? 16 * MIB
+				     : clamp(disk / 16, 4 * MIB, 32 * MIB);
 	rocksdb_options_t *o = rocksdb_options_create();
 	int err;
 
@@ -142,14 +142,14 @@ static int make_options(struct store *s)
 	rocksdb_options_set_compression(o, rocksdb_no_compression);
 	rocksdb_options_set_compaction_style(o, rocksdb_level_compaction);
 	/* Small tables: a compaction needs as much room again as it reads. */
-	rocksdb_options_set_target_file_size_base(
-		o, clamp(disk / 64, MIB, 16 * MIB));
+	rocksdb_options_set_target_file_size_base(o, clamp(disk / 64, MIB,
+							   16 * MIB));
 	rocksdb_options_set_max_bytes_for_level_base(o, 2 * memory);
 	rocksdb_options_set_is_fd_close_on_exec(o, 1);
 	/* A tail torn by a power cut ends what is replayed; all that was
 	 * synced stands before it. */
-	rocksdb_options_set_wal_recovery_mode(
-		o, rocksdb_point_in_time_recovery);
+	rocksdb_options_set_wal_recovery_mode(o,
+					      rocksdb_point_in_time_recovery);
 	/* There is one writer at a time; its inserts need no atomics. */
 	rocksdb_options_set_allow_concurrent_memtable_write(o, s->durable);
 	err = options_from_string(s, &o);
@@ -250,15 +250,24 @@ static bool db_exists(const struct store *s)
 	       !access(current, F_OK);
 }
 
+/* Compactions have time; flushes have not (a full memtable holds writers). */
+static void lower_compactions(void)
+{
+	rocksdb_env_t *env = rocksdb_create_default_env();
+
+	rocksdb_env_lower_thread_pool_cpu_priority(env);
+	rocksdb_env_destroy(env);
+}
+
 int store_open(struct store *s, const struct store_config *config, bool create)
 {
 	int err;
 
-	*s = (struct store){.durable = config->durable,
-			    .reserve_len = config->durable ?
-						   config->reserve_len :
-						   accepted_reserve(
-							   config->dir)};
+	*s = (struct store){ .durable = config->durable,
+			     .reserve_len =
+				     config->durable
+					     ? config->reserve_len
+					     : accepted_reserve(config->dir) };
 	pthread_rwlock_init(&s->lock, NULL);
 	mutex_init(&s->write_lock);
 	mutex_init(&s->list_lock);
@@ -279,6 +288,7 @@ int store_open(struct store *s, const struct store_config *config, bool create)
 	s->write_sync = rocksdb_writeoptions_create();
 	rocksdb_writeoptions_set_sync(s->write_sync, 1);
 	s->batch = rocksdb_writebatch_create();
+	lower_compactions();
 
 	err = open_db(s, create);
 	if (err == -ENOSPC && s->reserve_len) {
@@ -317,7 +327,7 @@ void store_close(struct store *s)
 	mutex_fini(&s->reserve_lock);
 	free(s->dir);
 	free(s->path);
-	*s = (struct store){0};
+	*s = (struct store){ 0 };
 }
 
 /*
@@ -331,9 +341,9 @@ static void retake_snapshots(struct store *s)
 
 	mutex_lock(&s->list_lock);
 	for (struct snapshot *n = s->snapshots; n; n = n->next)
-		n->rocks = s->db && seq && n->seq == seq ?
-				   rocksdb_create_snapshot(s->db) :
-				   NULL;
+		n->rocks = s->db && seq && n->seq == seq
+				   ? rocksdb_create_snapshot(s->db)
+				   : NULL;
 	mutex_unlock(&s->list_lock);
 }
 

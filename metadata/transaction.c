@@ -118,8 +118,8 @@ static void measure_room(struct meta *m)
 	room = reserve_free_room(&m->accepted);
 	want = total / 4;
 	want = want < 8 * MIB ? 8 * MIB : want > 96 * MIB ? 96 * MIB : want;
-	least = reserve_is_held(&m->accepted) ? MIB :
-						m->accepted.reserve_len / 2;
+	least = reserve_is_held(&m->accepted) ? MIB
+					      : m->accepted.reserve_len / 2;
 	m->no_room = room < want || !reserve_is_held(&m->accepted);
 	m->no_room_at_all = room < least;
 }
@@ -163,8 +163,8 @@ static void add_log_entry(struct txn *t)
 static int write_batch(struct txn *t, bool logged)
 {
 	struct meta *m = t->m;
-	struct slice runs[2] = {bytes_slice(&t->local),
-				bytes_slice(&t->shared)};
+	struct slice runs[2] = { bytes_slice(&t->local),
+				 bytes_slice(&t->shared) };
 	struct key key;
 	int err = store_write(&m->accepted, runs, 2, false);
 
@@ -264,7 +264,7 @@ static int del_entry(void *arg, struct slice key, struct slice val)
 
 void txn_del_inode(struct txn *t, uint64_t ino)
 {
-	struct del_arg arg = {t, CF_XATTR};
+	struct del_arg arg = { t, CF_XATTR };
 	struct inode_rec rec;
 	struct key key;
 	int err;
@@ -277,7 +277,7 @@ void txn_del_inode(struct txn *t, uint64_t ino)
 	if (t->m->any_xattr)
 		/* One by one: the log must say the same to the durable one. */
 		err = store_scan_prefix(&t->m->accepted, NULL, CF_XATTR,
-					key_slice(&key), (struct slice){0},
+					key_slice(&key), (struct slice){ 0 },
 					del_entry, &arg);
 	if (err && err != -ENOENT)
 		fail(t, err);
@@ -286,7 +286,7 @@ void txn_del_inode(struct txn *t, uint64_t ino)
 void txn_put_dentry(struct txn *t, uint64_t parent, const char *name,
 		    uint64_t ino, uint32_t type)
 {
-	struct dentry_rec d = {.ino = ino, .type = type & S_IFMT};
+	struct dentry_rec d = { .ino = ino, .type = type & S_IFMT };
 	size_t name_len = strlen(name);
 	struct key key;
 	uint8_t *p;

@@ -68,7 +68,7 @@ static int got_inode(void *arg, const void *val, size_t len)
 
 int view_inode(const struct view *v, uint64_t ino, struct inode_rec *out)
 {
-	struct inode_rec rec = {.ino = ino};
+	struct inode_rec rec = { .ino = ino };
 	struct key key;
 	int err;
 
@@ -103,7 +103,7 @@ static int got_version(void *arg, const void *val, size_t len)
 int view_version(const struct view *v, uint64_t version,
 		 struct version_rec *out)
 {
-	struct version_rec rec = {.id = version};
+	struct version_rec rec = { .id = version };
 	struct key key;
 	int err;
 
@@ -140,7 +140,7 @@ static int got_plain(void *arg, const void *val, size_t len)
 int view_xattr(const struct view *v, uint64_t ino, const char *name, void *buf,
 	       size_t *len)
 {
-	struct room r = {buf, *len};
+	struct room r = { buf, *len };
 	struct key key;
 	int err = key_named(&key, ino, name);
 
@@ -153,7 +153,7 @@ int view_xattr(const struct view *v, uint64_t ino, const char *name, void *buf,
 
 int view_symlink(const struct view *v, uint64_t ino, char *buf)
 {
-	struct room r = {buf, META_PATH_MAX - 1};
+	struct room r = { buf, META_PATH_MAX - 1 };
 	struct key key;
 	int err;
 
@@ -195,7 +195,7 @@ static int each_dentry(void *arg, struct slice key, struct slice val)
 int view_readdir(const struct view *v, uint64_t dir, uint64_t after,
 		 dentry_fn *fn, void *arg)
 {
-	struct each e = {.fn.dentry = fn, .arg = arg};
+	struct each e = { .fn.dentry = fn, .arg = arg };
 	struct key prefix, last;
 
 	key_number(&prefix, dir);
@@ -219,9 +219,8 @@ int view_dir_is_empty(const struct view *v, uint64_t dir, bool *out)
 	int n;
 
 	key_number(&prefix, dir);
-	n = store_scan_prefix(v->store, v->snap, CF_COOKIE,
-			      key_slice(&prefix), (struct slice){0}, stop,
-			      NULL);
+	n = store_scan_prefix(v->store, v->snap, CF_COOKIE, key_slice(&prefix),
+			      (struct slice){ 0 }, stop, NULL);
 	if (n < 0)
 		return n;
 	*out = n == 0;
@@ -242,14 +241,14 @@ static int each_xattr(void *arg, struct slice key, struct slice val)
 
 int view_xattrs(const struct view *v, uint64_t ino, xattr_fn *fn, void *arg)
 {
-	struct each e = {.fn.xattr = fn, .arg = arg};
+	struct each e = { .fn.xattr = fn, .arg = arg };
 	struct key prefix;
 
 	if (!v->snap && !v->m->any_xattr)
 		return 0;
 	key_number(&prefix, ino);
 	return store_scan_prefix(v->store, v->snap, CF_XATTR,
-				 key_slice(&prefix), (struct slice){0},
+				 key_slice(&prefix), (struct slice){ 0 },
 				 each_xattr, &e);
 }
 
@@ -267,13 +266,12 @@ static int each_name(void *arg, struct slice key, struct slice val)
 
 int view_names(const struct view *v, uint64_t ino, name_fn *fn, void *arg)
 {
-	struct each e = {.fn.name = fn, .arg = arg};
+	struct each e = { .fn.name = fn, .arg = arg };
 	struct key prefix;
 
 	key_number(&prefix, ino);
-	return store_scan_prefix(v->store, v->snap, CF_NAME,
-				 key_slice(&prefix), (struct slice){0},
-				 each_name, &e);
+	return store_scan_prefix(v->store, v->snap, CF_NAME, key_slice(&prefix),
+				 (struct slice){ 0 }, each_name, &e);
 }
 
 static int each_version(void *arg, struct slice key, struct slice val)
@@ -290,10 +288,10 @@ static int each_version(void *arg, struct slice key, struct slice val)
 
 int view_versions(const struct view *v, version_fn *fn, void *arg)
 {
-	struct each e = {.fn.version = fn, .arg = arg};
+	struct each e = { .fn.version = fn, .arg = arg };
 
-	return store_scan(v->store, v->snap, CF_VERSION, (struct slice){0},
-			  (struct slice){0}, each_version, &e);
+	return store_scan(v->store, v->snap, CF_VERSION, (struct slice){ 0 },
+			  (struct slice){ 0 }, each_version, &e);
 }
 
 static int each_unsealed(void *arg, struct slice key, struct slice val)
@@ -310,11 +308,11 @@ static int each_unsealed(void *arg, struct slice key, struct slice val)
 
 int meta_unsealed(const struct meta *m, unsealed_fn *fn, void *arg)
 {
-	struct each e = {.fn.unsealed = fn, .arg = arg};
+	struct each e = { .fn.unsealed = fn, .arg = arg };
 
 	return store_scan(m->accepted_view.store, NULL, CF_UNSEALED,
-			  (struct slice){0}, (struct slice){0}, each_unsealed,
-			  &e);
+			  (struct slice){ 0 }, (struct slice){ 0 },
+			  each_unsealed, &e);
 }
 
 static int each_ino(void *arg, struct slice key, struct slice val)
@@ -327,8 +325,9 @@ static int each_ino(void *arg, struct slice key, struct slice val)
 
 int meta_orphans(const struct meta *m, ino_fn *fn, void *arg)
 {
-	struct each e = {.fn.ino = fn, .arg = arg};
+	struct each e = { .fn.ino = fn, .arg = arg };
 
 	return store_scan(m->accepted_view.store, NULL, CF_ORPHAN,
-			  (struct slice){0}, (struct slice){0}, each_ino, &e);
+			  (struct slice){ 0 }, (struct slice){ 0 }, each_ino,
+			  &e);
 }

@@ -29,6 +29,14 @@ ZERO_RANGE = 16
 F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW = 36, 37, 38
 
 
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int,
+                       ctypes.c_int, ctypes.c_int, ctypes.c_longlong]
+for _call in (_libc.munmap, _libc.msync):
+    _call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
 def _check(result):
     if result < 0:
         number = ctypes.get_errno()
@@ -43,6 +51,32 @@ def rename2(old, new, flags=0):
 
 def fallocate(fd, mode, offset, length):
     _check(_libc.fallocate64(fd, mode, offset, length))
+
+
+class Mapping:
+    """A shared writable mapping that needs no descriptor: Python's own mmap
+    keeps a duplicate, and so never outlives it."""
+
+    def __init__(self, fd, size):
+        self.size = size
+        self.at = _libc.mmap(None, size, 3, 1, fd, 0)
+        if self.at == ctypes.c_void_p(-1).value:
+            _check(-1)
+        self.bytes = memoryview((ctypes.c_char * size).from_address(
+            self.at)).cast("B")
+
+    def __getitem__(self, where):
+        return bytes(self.bytes[where])
+
+    def __setitem__(self, where, data):
+        self.bytes[where] = data
+
+    def flush(self):
+        _check(_libc.msync(self.at, self.size, 4))
+
+    def close(self):
+        self.bytes = None
+        _check(_libc.munmap(self.at, self.size))
 
 
 def lock(fd, command, kind, start=0, length=0):

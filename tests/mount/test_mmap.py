@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from calls import noise, opened, read, write
+from calls import Mapping, noise, opened, read, write
 from mounted import until
 from user import in_child
 
@@ -143,7 +143,7 @@ def outlived(path, size=4 * MB):
     """A writable mapping of a new file, whose descriptor is closed."""
     with opened(path, os.O_CREAT | os.O_RDWR) as fd:
         os.ftruncate(fd, size)
-        return mmap.mmap(fd, size)
+        return Mapping(fd, size)
 
 
 def unwritten(m, path):
@@ -165,6 +165,21 @@ def test_stores_after_close_reach_nvme(fresh):
     assert read(m.path / "f") == want
     m.lose_dram()
     assert read(m.path / "f") == want
+
+
+def test_pythons_mapping_keeps_a_descriptor(fresh):
+    """As numpy.memmap does: its mmap duplicates what it is given."""
+    m = fresh()
+    with opened(m.path / "f", os.O_CREAT | os.O_RDWR) as fd:
+        os.ftruncate(fd, 4 * MB)
+        view = mmap.mmap(fd, 4 * MB)
+    view[:MB] = DATA[:MB]
+    m.wait("nvme")
+    view[MB:2 * MB] = DATA[MB:2 * MB]
+    view.close()
+    m.wait("nvme")
+    m.lose_dram()
+    assert read(m.path / "f") == DATA[:2 * MB] + bytes(2 * MB)
 
 
 def test_stores_after_close_survive_a_remount(fresh):
@@ -204,8 +219,9 @@ def test_idle_mapping_is_sealed_now_and_then(fresh, mode):
     m = fresh()
     f = m.path / "f"
     view = outlived(f)
+    view[:1000] = bytes(1000)
+    seq = int(os.getxattr(f, "user.ckpt.seq"))  # settles what there is
     view[:1000] = noise(1000)
-    seq = int(os.getxattr(f, "user.ckpt.seq"))
     until(lambda: int(os.getxattr(f, "user.ckpt.seq")) > seq, 40)
     m.wait("nvme")
     m.lose_dram()

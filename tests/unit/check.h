@@ -19,47 +19,46 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(cond)                                                        \
-	do {                                                               \
-		if (!(cond)) {                                             \
-			fprintf(stderr, "%s:%d: CHECK failed: %s\n",       \
-				__FILE__, __LINE__, #cond);                \
-			exit(1);                                           \
-		}                                                          \
+#define CHECK(cond)                                                            \
+	do {                                                                   \
+		if (!(cond)) {                                                 \
+			fprintf(stderr, "%s:%d: CHECK failed: %s\n", __FILE__, \
+				__LINE__, #cond);                              \
+			exit(1);                                               \
+		}                                                              \
 	} while (0)
 
 /* Both as integers; prints them. */
-#define CHECK_EQ(a, b)                                                     \
-	do {                                                               \
-		long long check_a = (long long)(a);                        \
-		long long check_b = (long long)(b);                        \
-		if (check_a != check_b) {                                  \
-			fprintf(stderr,                                    \
-				"%s:%d: CHECK_EQ failed: %s = %lld, not "  \
-				"%s = %lld\n",                             \
-				__FILE__, __LINE__, #a, check_a, #b,       \
-				check_b);                                  \
-			exit(1);                                           \
-		}                                                          \
+#define CHECK_EQ(a, b)                                                         \
+	do {                                                                   \
+		long long check_a = (long long)(a);                            \
+		long long check_b = (long long)(b);                            \
+		if (check_a != check_b) {                                      \
+			fprintf(stderr,                                        \
+				"%s:%d: CHECK_EQ failed: %s = %lld, not "      \
+				"%s = %lld\n",                                 \
+				__FILE__, __LINE__, #a, check_a, #b, check_b); \
+			exit(1);                                               \
+		}                                                              \
 	} while (0)
 
-#define CHECK_STR(a, b)                                                    \
-	do {                                                               \
-		const char *check_a = (a), *check_b = (b);                 \
-		if (strcmp(check_a, check_b) != 0) {                       \
-			fprintf(stderr,                                    \
-				"%s:%d: CHECK_STR failed: \"%s\", not "    \
-				"\"%s\"\n",                                \
-				__FILE__, __LINE__, check_a, check_b);     \
-			exit(1);                                           \
-		}                                                          \
+#define CHECK_STR(a, b)                                                 \
+	do {                                                            \
+		const char *check_a = (a), *check_b = (b);              \
+		if (strcmp(check_a, check_b) != 0) {                    \
+			fprintf(stderr,                                 \
+				"%s:%d: CHECK_STR failed: \"%s\", not " \
+				"\"%s\"\n",                             \
+				__FILE__, __LINE__, check_a, check_b);  \
+			exit(1);                                        \
+		}                                                       \
 	} while (0)
 
-#define SKIP(...)                                                          \
-	do {                                                               \
-		fprintf(stderr, "skipped: " __VA_ARGS__);                  \
-		fputc('\n', stderr);                                       \
-		exit(77);                                                  \
+#define SKIP(...)                                         \
+	do {                                              \
+		fprintf(stderr, "skipped: " __VA_ARGS__); \
+		fputc('\n', stderr);                      \
+		exit(77);                                 \
 	} while (0)
 
 static char check_dir[PATH_MAX];

@@ -37,9 +37,9 @@ __attribute__((unused)) static void world_init(struct world *w)
 	snprintf(w->durable, sizeof(w->durable), "%s/durable", dir);
 	CHECK(!mkdir(w->accepted, 0700));
 	CHECK(!mkdir(w->durable, 0700));
-	w->config = (struct meta_config){.accepted_dir = w->accepted,
-					 .durable_dir = w->durable,
-					 .keep_events = true};
+	w->config = (struct meta_config){ .accepted_dir = w->accepted,
+					  .durable_dir = w->durable,
+					  .keep_events = true };
 	world_open(w);
 }
 
@@ -79,14 +79,15 @@ __attribute__((unused)) static void put_parent(struct txn *t, struct meta *m,
 }
 
 /* An unsealed regular file. Returns its inode number. */
-__attribute__((unused)) static uint64_t
-make_file(struct meta *m, uint64_t parent, const char *name)
+__attribute__((unused)) static uint64_t make_file(struct meta *m,
+						  uint64_t parent,
+						  const char *name)
 {
-	struct inode_rec rec = {.ino = meta_new_ino(m),
-				.mode = S_IFREG | 0644,
-				.nlink = 1};
-	struct unsealed_rec u = {.ino = rec.ino,
-				 .backing = meta_new_version(m)};
+	struct inode_rec rec = { .ino = meta_new_ino(m),
+				 .mode = S_IFREG | 0644,
+				 .nlink = 1 };
+	struct unsealed_rec u = { .ino = rec.ino,
+				  .backing = meta_new_version(m) };
 	struct txn *t = txn_begin(m);
 
 	put_parent(t, m, parent, 0);
@@ -97,13 +98,14 @@ make_file(struct meta *m, uint64_t parent, const char *name)
 	return rec.ino;
 }
 
-__attribute__((unused)) static uint64_t
-make_dir(struct meta *m, uint64_t parent, const char *name)
+__attribute__((unused)) static uint64_t make_dir(struct meta *m,
+						 uint64_t parent,
+						 const char *name)
 {
-	struct inode_rec rec = {.ino = meta_new_ino(m),
-				.mode = S_IFDIR | 0755,
-				.nlink = 2,
-				.parent = parent};
+	struct inode_rec rec = { .ino = meta_new_ino(m),
+				 .mode = S_IFDIR | 0755,
+				 .nlink = 2,
+				 .parent = parent };
 	struct txn *t = txn_begin(m);
 
 	put_parent(t, m, parent, 1);
@@ -117,10 +119,10 @@ make_dir(struct meta *m, uint64_t parent, const char *name)
 __attribute__((unused)) static uint64_t seal_file(struct meta *m, uint64_t ino,
 						  uint64_t size)
 {
-	struct version_rec v = {.id = meta_new_version(m),
-				.ino = ino,
-				.size = size,
-				.backing = 7};
+	struct version_rec v = { .id = meta_new_version(m),
+				 .ino = ino,
+				 .size = size,
+				 .backing = 7 };
 	struct inode_rec rec;
 	struct txn *t = txn_begin(m);
 
@@ -165,15 +167,15 @@ __attribute__((unused)) static struct copy_rec file_copy(uint64_t version,
 {
 	static uint32_t crc = 0x1234;
 
-	return (struct copy_rec){.version = version,
-				 .tier = COPY_NVME,
-				 .kind = COPY_FILE,
-				 .file = version,
-				 .size = size,
-				 .chunk_len = 4 << 20,
-				 .n_chunks = size ? 1 : 0,
-				 .crcs = &crc,
-				 .verified = true};
+	return (struct copy_rec){ .version = version,
+				  .tier = COPY_NVME,
+				  .kind = COPY_FILE,
+				  .file = version,
+				  .size = size,
+				  .chunk_len = 4 << 20,
+				  .n_chunks = size ? 1 : 0,
+				  .crcs = &crc,
+				  .verified = true };
 }
 
 /* D := everything, with no copies. */
@@ -201,8 +203,7 @@ static int dump_xattr(void *arg, const char *name, const void *value,
 {
 	struct dump *d = arg;
 
-	fprintf(d->f, "  xattr %s=%.*s\n", name, (int)len,
-		(const char *)value);
+	fprintf(d->f, "  xattr %s=%.*s\n", name, (int)len, (const char *)value);
 	return 0;
 }
 
@@ -219,10 +220,10 @@ static int dump_entry(void *arg, const char *name, const struct dentry_rec *e)
 	fprintf(d->f,
 		"%s ino=%llx cookie=%llx mode=%o uid=%u nlink=%u size=%llu "
 		"mtime=%lld version=%llx seq=%llx\n",
-		path, (unsigned long long)r.ino,
-		(unsigned long long)e->cookie, r.mode, r.uid, r.nlink,
-		(unsigned long long)r.size, (long long)r.mtime_ns,
-		(unsigned long long)r.version, (unsigned long long)r.seq);
+		path, (unsigned long long)r.ino, (unsigned long long)e->cookie,
+		r.mode, r.uid, r.nlink, (unsigned long long)r.size,
+		(long long)r.mtime_ns, (unsigned long long)r.version,
+		(unsigned long long)r.seq);
 	if (r.version) {
 		CHECK_EQ(view_version(d->v, r.version, &ver), 0);
 		fprintf(d->f, "  version ino=%llx size=%llu seq=%llx\n",
@@ -243,7 +244,7 @@ static int dump_entry(void *arg, const char *name, const struct dentry_rec *e)
 static void dump_dir(const struct view *v, FILE *f, uint64_t dir,
 		     const char *path)
 {
-	struct dump d = {v, f, path};
+	struct dump d = { v, f, path };
 
 	CHECK_EQ(view_readdir(v, dir, 0, dump_entry, &d), 0);
 }

@@ -7,9 +7,9 @@
 
 static int try_create(struct meta *m, int i)
 {
-	struct inode_rec rec = {.ino = meta_new_ino(m),
-				.mode = S_IFREG | 0644,
-				.nlink = 1};
+	struct inode_rec rec = { .ino = meta_new_ino(m),
+				 .mode = S_IFREG | 0644,
+				 .nlink = 1 };
 	struct txn *t = txn_begin(m);
 	char name[32];
 

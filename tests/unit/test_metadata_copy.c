@@ -70,7 +70,7 @@ static void in_a_target(struct world *w)
 		v = seal_file(w->m, make_file(w->m, META_ROOT_INO, name), len);
 		copies[i] = file_copy(v, len);
 		copies[i].kind = COPY_SMALL;
-		smalls[i] = (struct small_content){v, content, len};
+		smalls[i] = (struct small_content){ v, content, len };
 	}
 	for (size_t i = 0; i < sizeof(content); i++)
 		content[i] = (char)(i * 7);
@@ -99,20 +99,20 @@ static void in_a_target(struct world *w)
 
 static void outside(struct world *w)
 {
-	uint32_t crcs[3] = {1, 0xffffffff, 0x80000000};
-	struct copy_rec nvme = {.version = 1000,
-				.tier = COPY_NVME,
-				.kind = COPY_FILE,
-				.file = 77,
-				.size = (8 << 20) + 1,
-				.chunk_len = 4 << 20,
-				.n_chunks = 3,
-				.crcs = crcs,
-				.verified = true};
-	struct copy_rec remote = {.version = 1000,
-				  .tier = COPY_REMOTE,
-				  .kind = COPY_OBJECT,
-				  .size = 5};
+	uint32_t crcs[3] = { 1, 0xffffffff, 0x80000000 };
+	struct copy_rec nvme = { .version = 1000,
+				 .tier = COPY_NVME,
+				 .kind = COPY_FILE,
+				 .file = 77,
+				 .size = (8 << 20) + 1,
+				 .chunk_len = 4 << 20,
+				 .n_chunks = 3,
+				 .crcs = crcs,
+				 .verified = true };
+	struct copy_rec remote = { .version = 1000,
+				   .tier = COPY_REMOTE,
+				   .kind = COPY_OBJECT,
+				   .size = 5 };
 	struct copy_rec c;
 
 	memset(remote.object, 'o', sizeof(remote.object) - 1);

@@ -59,7 +59,7 @@ static int advance_one(struct world *w, int i, char *content)
 		content[k] = (char)(rand() % 256);
 	c = file_copy(version, SMALL_LEN);
 	c.kind = COPY_SMALL;
-	s = (struct small_content){version, content, SMALL_LEN};
+	s = (struct small_content){ version, content, SMALL_LEN };
 	return meta_advance(w->m, meta_accepted_seq(w->m), &c, 1, &s, 1);
 }
 

@@ -2,27 +2,27 @@
 /* Events come back with all their fields, in order, until R has passed. */
 #include "tests/unit/metadata_fixture.h"
 
-static const char *const three[] = {"a", "dir/b", "dir/with space/c"};
+static const char *const three[] = { "a", "dir/b", "dir/with space/c" };
 
 static struct event full(struct world *w, enum event_kind kind)
 {
 	return (struct event){
 		.kind = kind,
 		.version = 42,
-		.rec = {.ino = meta_new_ino(w->m),
-			.mode = S_IFREG | 0604,
-			.uid = 1,
-			.gid = 2,
-			.nlink = 3,
-			.rdev = 4,
-			.size = UINT64_MAX,
-			.blocks = 6,
-			.atime_ns = -7,
-			.mtime_ns = 8,
-			.ctime_ns = 9,
-			.version = 42,
-			.parent = 11,
-			.seq = 12},
+		.rec = { .ino = meta_new_ino(w->m),
+			 .mode = S_IFREG | 0604,
+			 .uid = 1,
+			 .gid = 2,
+			 .nlink = 3,
+			 .rdev = 4,
+			 .size = UINT64_MAX,
+			 .blocks = 6,
+			 .atime_ns = -7,
+			 .mtime_ns = 8,
+			 .ctime_ns = 9,
+			 .version = 42,
+			 .parent = 11,
+			 .seq = 12 },
 		.paths = three,
 		.n_paths = 3,
 		.path2 = "to/here",
@@ -75,11 +75,11 @@ static int got(void *arg, const struct event *ev)
 
 static void comes_back(struct world *w)
 {
-	struct event ev[4] = {full(w, EVENT_SEAL), full(w, EVENT_RENAME),
-			      full(w, EVENT_UNLINK), full(w, EVENT_SYMLINK)};
+	struct event ev[4] = { full(w, EVENT_SEAL), full(w, EVENT_RENAME),
+			       full(w, EVENT_UNLINK), full(w, EVENT_SYMLINK) };
 	uint64_t seqs[4], before = meta_nvme_seq(w->m);
-	struct expect e = {.ev = ev, .seqs = seqs, .n = 4};
-	const char *one[] = {"path"};
+	struct expect e = { .ev = ev, .seqs = seqs, .n = 4 };
+	const char *one[] = { "path" };
 	char *big = malloc(65536);
 
 	CHECK(big);

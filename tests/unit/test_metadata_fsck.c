@@ -16,7 +16,7 @@ static void take(void *arg, const char *line)
 
 static void finds(struct meta *m, const char *want)
 {
-	struct found f = {.want = want};
+	struct found f = { .want = want };
 	uint64_t n;
 
 	advance_all(m);

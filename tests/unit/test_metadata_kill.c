@@ -3,11 +3,12 @@
  * A process is killed at any moment, also while it opens: what txn_commit()
  * had returned is there for the next one, and the durable state is sound.
  */
+#include <poll.h>
 #include <signal.h>
 
 #include "tests/unit/metadata_fixture.h"
 
-#define ROUNDS 25
+#define ROUNDS 16
 
 static struct world w;
 
@@ -103,8 +104,11 @@ static void prefix_child(uint64_t arg)
 	verify_prefix();
 }
 
-/* Starts one, kills it after `us`; the last number it said. */
-static uint64_t round_of(uint64_t last, unsigned int us)
+/*
+ * Starts one and kills it once it has said n numbers, or after `ms` (it may
+ * still be opening then). Returns the last number it said.
+ */
+static uint64_t round_of(uint64_t last, int n, int ms)
 {
 	int fds[2], status;
 	uint64_t i;
@@ -118,7 +122,10 @@ static uint64_t round_of(uint64_t last, unsigned int us)
 		run(fds[1], last + 1);
 	}
 	close(fds[1]);
-	usleep(us);
+	struct pollfd pfd = { .fd = fds[0], .events = POLLIN };
+	while (n-- && poll(&pfd, 1, ms) == 1 &&
+	       read(fds[0], &i, sizeof(i)) == sizeof(i))
+		last = i;
 	kill(pid, SIGKILL);
 	CHECK_EQ(waitpid(pid, &status, 0), pid);
 	CHECK(WIFSIGNALED(status));
@@ -136,16 +143,14 @@ int main(void)
 	snprintf(w.accepted, sizeof(w.accepted), "%s/accepted", dir);
 	snprintf(w.durable, sizeof(w.durable), "%s/durable", dir);
 	CHECK(!mkdir(w.accepted, 0700) && !mkdir(w.durable, 0700));
-	w.config = (struct meta_config){.accepted_dir = w.accepted,
-					.durable_dir = w.durable,
-					.keep_events = true};
+	w.config = (struct meta_config){ .accepted_dir = w.accepted,
+					 .durable_dir = w.durable,
+					 .keep_events = true };
 	srand(1);
 	for (int i = 0; i < ROUNDS; i++) {
 		/* half of them die while they open */
-		unsigned int us = (unsigned int)rand() %
-				  (i % 2 ? 60000 : 250000);
-
-		last = round_of(last, us);
+		last = i % 2 ? round_of(last, 1, rand() % 60)
+			     : round_of(last, rand() % 400, 10000);
 		in_child(verify, last);
 	}
 	CHECK(last > 100);

@@ -31,7 +31,8 @@ int main(void)
 			advance_all(w.m);
 	}
 	meta_usage(w.m, &u);
-	fprintf(stderr, "memory %llu MiB, accepted %llu MiB, durable %llu MiB\n",
+	fprintf(stderr,
+		"memory %llu MiB, accepted %llu MiB, durable %llu MiB\n",
 		(unsigned long long)(u.memory / MIB),
 		(unsigned long long)(u.accepted / MIB),
 		(unsigned long long)(u.durable / MIB));

@@ -55,7 +55,8 @@ static void deep(struct meta *m)
 		dir = make_dir(m, dir, name);
 		err = view_path(meta_accepted(m), dir, path);
 		if (!err)
-			CHECK_EQ(strlen(path), (n + 1) * (META_NAME_MAX + 1) - 1);
+			CHECK_EQ(strlen(path),
+				 (n + 1) * (META_NAME_MAX + 1) - 1);
 	}
 	CHECK_EQ(err, -ENAMETOOLONG);
 	CHECK_EQ(n, 17); /* 16 * 256 - 1 + NUL just fits */

@@ -25,7 +25,7 @@ static int take(void *arg, const char *name, const struct dentry_rec *d)
 	p->last = d->cookie;
 	p->n++;
 	if (name[0] == 'f')
-		p->seen[atol(name + 1)]++;
+		p->seen[strtol(name + 1, NULL, 10)]++;
 	return 0;
 }
 
@@ -33,7 +33,7 @@ static void changes_meanwhile(struct meta *m)
 {
 	const struct view *v = meta_accepted(m);
 	uint64_t dir = make_dir(m, META_ROOT_INO, "d");
-	struct page p = {0};
+	struct page p = { 0 };
 	char name[32];
 	bool empty;
 	int err;
@@ -64,7 +64,7 @@ static void changes_meanwhile(struct meta *m)
 		CHECK_EQ(p.seen[i], 1);
 	/* A directory whose number follows is not mixed in. */
 	make_dir(m, dir, "sub");
-	p = (struct page){.room = 10 * N};
+	p = (struct page){ .room = 10 * N };
 	CHECK_EQ(view_readdir(v, META_ROOT_INO, 0, take, &p), 0);
 	CHECK_EQ(p.n, 1);
 }
@@ -75,7 +75,7 @@ static void exchange(struct meta *m)
 	const struct view *v = meta_accepted(m);
 	uint64_t dir = make_dir(m, META_ROOT_INO, "x");
 	uint64_t a = make_file(m, dir, "a"), b = make_file(m, dir, "b");
-	struct page p = {.room = 100};
+	struct page p = { .room = 100 };
 	struct dentry_rec da, db;
 	struct txn *t = txn_begin(m);
 

@@ -93,12 +93,11 @@ int main(void)
 	/* a pipe has no version and stays */
 	node = meta_new_ino(w.m);
 	t = txn_begin(w.m);
-	rec = (struct inode_rec){.ino = node, .mode = S_IFIFO, .nlink = 1};
+	rec = (struct inode_rec){ .ino = node, .mode = S_IFIFO, .nlink = 1 };
 	txn_put_inode(t, &rec);
 	txn_put_dentry(t, dir, "pipe", node, S_IFIFO);
 	commit_ok(t);
-	CHECK_EQ(meta_advance(w.m, meta_accepted_seq(w.m), &c, 1, NULL, 0),
-		 0);
+	CHECK_EQ(meta_advance(w.m, meta_accepted_seq(w.m), &c, 1, NULL, 0), 0);
 	seq = meta_nvme_seq(w.m);
 
 	/* The daemon's death loses none of it. */

@@ -17,20 +17,18 @@ static _Atomic uint64_t replayed;
 
 static uint64_t create(int who, int i)
 {
-	struct inode_rec rec = {.ino = meta_new_ino(w.m),
-				.mode = S_IFREG | 0644,
-				.nlink = 1};
+	struct inode_rec rec = { .ino = meta_new_ino(w.m),
+				 .mode = S_IFREG | 0644,
+				 .nlink = 1 };
 	char name[32], path[META_PATH_MAX];
-	const char *paths[] = {path};
-	struct event ev = {.kind = EVENT_SEAL,
-			   .rec = rec,
-			   .paths = paths,
-			   .n_paths = 1};
+	const char *paths[] = { path };
+	struct event ev = {
+		.kind = EVENT_SEAL, .rec = rec, .paths = paths, .n_paths = 1
+	};
 	struct txn *t = txn_begin(w.m);
 
 	snprintf(name, sizeof(name), "w%d-%d", who, i);
-	CHECK_EQ(view_child_path(meta_accepted(w.m), META_ROOT_INO, name,
-				 path),
+	CHECK_EQ(view_child_path(meta_accepted(w.m), META_ROOT_INO, name, path),
 		 0);
 	put_parent(t, w.m, META_ROOT_INO, 0);
 	txn_put_inode(t, &rec);

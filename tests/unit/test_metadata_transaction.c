@@ -6,19 +6,19 @@ static void commits(struct world *w)
 {
 	const struct view *v = meta_accepted(w->m);
 	uint64_t before = meta_accepted_seq(w->m), seq;
-	struct inode_rec rec = {.ino = meta_new_ino(w->m),
-				.mode = S_IFREG | 0640,
-				.uid = 3,
-				.gid = 4,
-				.nlink = 1,
-				.rdev = 5,
-				.size = 6,
-				.blocks = 7,
-				.atime_ns = -8,
-				.mtime_ns = 9,
-				.ctime_ns = 10,
-				.version = 11,
-				.parent = 12},
+	struct inode_rec rec = { .ino = meta_new_ino(w->m),
+				 .mode = S_IFREG | 0640,
+				 .uid = 3,
+				 .gid = 4,
+				 .nlink = 1,
+				 .rdev = 5,
+				 .size = 6,
+				 .blocks = 7,
+				 .atime_ns = -8,
+				 .mtime_ns = 9,
+				 .ctime_ns = 10,
+				 .version = 11,
+				 .parent = 12 },
 			 got;
 	struct dentry_rec d;
 	struct txn *t = txn_begin(w->m);
@@ -43,7 +43,7 @@ static void commits(struct world *w)
 static void aborts(struct world *w)
 {
 	uint64_t before = meta_accepted_seq(w->m), ino = meta_new_ino(w->m);
-	struct inode_rec rec = {.ino = ino, .mode = S_IFREG, .nlink = 1};
+	struct inode_rec rec = { .ino = ino, .mode = S_IFREG, .nlink = 1 };
 	struct txn *t = txn_begin(w->m);
 
 	txn_put_inode(t, &rec);
@@ -55,7 +55,7 @@ static void aborts(struct world *w)
 static void empty_takes_no_number(struct world *w)
 {
 	uint64_t before = meta_accepted_seq(w->m);
-	struct unsealed_rec u = {.ino = 77, .backing = 5};
+	struct unsealed_rec u = { .ino = 77, .backing = 5 };
 
 	CHECK_EQ(commit_ok(txn_begin(w->m)), before);
 	struct txn *t = txn_begin(w->m);
@@ -98,9 +98,9 @@ static int count_xattr(void *arg, const char *name, const void *value,
 static void xattrs_and_symlinks(struct world *w)
 {
 	const struct view *v = meta_accepted(w->m);
-	struct inode_rec rec = {.ino = meta_new_ino(w->m),
-				.mode = S_IFLNK | 0777,
-				.nlink = 1};
+	struct inode_rec rec = { .ino = meta_new_ino(w->m),
+				 .mode = S_IFLNK | 0777,
+				 .nlink = 1 };
 	char buf[META_PATH_MAX];
 	size_t len = sizeof(buf);
 	int n = 0;
@@ -151,10 +151,10 @@ static int note_ino(void *arg, uint64_t ino)
 
 static void unsealed_and_orphans(struct world *w)
 {
-	struct unsealed_rec u = {.ino = 77,
-				 .backing = 5,
-				 .where = BACKING_NVME,
-				 .base = 9},
+	struct unsealed_rec u = { .ino = 77,
+				  .backing = 5,
+				  .where = BACKING_NVME,
+				  .base = 9 },
 			    got;
 	uint64_t ino = 0;
 	struct txn *t = txn_begin(w->m);

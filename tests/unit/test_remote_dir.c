@@ -49,8 +49,7 @@ static void check_object(struct remote *r, const char *path,
 	CHECK_STR(got.identity, want->identity);
 	CHECK(remote_attr_verified(&got));
 	CHECK_EQ(got.n_chunks, want->n_chunks);
-	CHECK(!got.n_chunks ||
-	      !memcmp(got.crcs, want->crcs, 4 * got.n_chunks));
+	CHECK(!got.n_chunks || !memcmp(got.crcs, want->crcs, 4 * got.n_chunks));
 	CHECK(remote_attr_same_xattrs(&got, want));
 	remote_attr_fini(&got);
 }
@@ -422,9 +421,12 @@ static void broken_records_are_no_records(void)
 	uint8_t whole[4096];
 	ssize_t len;
 	struct sidecar s;
+	char tag[TAG_LEN + 1] = "", side[PATH_MAX];
 
 	stage_place(r, "f", &a, fd);
-	rec = open(at(at(dir, ".ckptfs/versions"), a.identity), O_RDWR);
+	CHECK(getxattr(at(dir, "f"), TAG_XATTR, tag, TAG_LEN) > 49);
+	snprintf(side, sizeof(side), "%s/.ckptfs/versions/%s", dir, tag);
+	rec = open(side, O_RDWR);
 	CHECK(rec >= 0);
 	len = pread(rec, whole, sizeof(whole), 0);
 	CHECK(len > 96);
