@@ -220,7 +220,8 @@ def test_idle_mapping_is_sealed_now_and_then(fresh, mode):
     f = m.path / "f"
     view = outlived(f)
     view[:1000] = bytes(1000)
-    seq = int(os.getxattr(f, "user.ckpt.seq"))  # settles what there is
+    m.wait("nvme")  # what was sealed at the close has been copied
+    seq = int(os.getxattr(f, "user.ckpt.seq"))
     view[:1000] = noise(1000)
     until(lambda: int(os.getxattr(f, "user.ckpt.seq")) > seq, 40)
     m.wait("nvme")
