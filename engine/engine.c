@@ -201,11 +201,32 @@ static void write_lock_state(struct engine *e, const char *state)
 				e->nvme_dir);
 }
 
+/* line: "STATE PID MOUNTPOINT". One that was unmounted just now may not have
+ * come to say that it drains. */
+static bool is_mounted(const char *line)
+{
+	const char *at = strchr(line, '/');
+	char entry[4096];
+	FILE *f = fopen("/proc/self/mountinfo", "re");
+	bool found = false;
+	size_t len = at ? strlen(at) : 0;
+
+	while (f && len && !found && fgets(entry, sizeof(entry), f)) {
+		const char *p = strstr(entry, at);
+
+		found = p && p > entry && p[-1] == ' ' && p[len] == ' ';
+	}
+	if (f)
+		fclose(f);
+	return found;
+}
+
 /* Another ckptfs holds it: wait while that one drains, else say so. */
 static int wait_for_lock(struct start *s)
 {
 	struct engine *e = s->e;
 	int64_t until = now_mono_ns() + DRAIN_WAIT_S * INT64_C(1000000000);
+	int64_t soon = now_mono_ns() + INT64_C(3000000000);
 	bool told = false;
 	char line[400];
 
@@ -215,7 +236,8 @@ static int wait_for_lock(struct start *s)
 
 		line[n > 0 ? n : 0] = 0;
 		line[strcspn(line, "\n")] = 0;
-		if (n > 0 && strncmp(line, "draining", 8))
+		if (n > 0 && strncmp(line, "draining", 8) != 0 &&
+		    (is_mounted(line) || now_mono_ns() > soon))
 			return fail(s, -EBUSY,
 				    "nvme=%s is in use by another ckptfs "
 				    "(%s): unmount that one, or choose "

@@ -91,7 +91,8 @@ static int choose_path(const char *path, char **out)
 	*out = realpath(path, NULL);
 	if (*out)
 		return 0;
-	return ctl_fail("'%s': %s", path, ctl_error_text(-errno));
+	(void)ctl_fail("'%s': %s", path, ctl_error_text(-errno));
+	return CTL_ERROR;
 }
 
 /* Cuts root, a copy of the path, back to where st_dev changes. */

@@ -16,9 +16,7 @@ void fill_open(struct fuse_file_info *fi, const struct open_reply *o)
 	fi->fh = o->fh;
 	fi->keep_cache = 0;
 	fi->direct_io = o->direct_io;
-	fi->parallel_direct_writes = o->direct_io;
-	if (o->backing_id > 0)
-		passthrough_set_id(fi, o->backing_id);
+	passthrough_fill_open(fi, o->backing_id, o->direct_io);
 }
 
 /*

@@ -99,7 +99,9 @@ void passthrough_hooks(const int *dev_fd, struct backing_hooks *out)
 	};
 }
 
-void passthrough_set_id(struct fuse_file_info *fi, int32_t id)
+void passthrough_fill_open(struct fuse_file_info *fi, int32_t id,
+			   bool direct_io)
 {
 	fi->backing_id = id;
+	fi->parallel_direct_writes = direct_io;
 }

@@ -25,7 +25,9 @@ bool passthrough_negotiate(struct fuse_conn_info *conn, bool wanted);
 MUST_CHECK int passthrough_try(int dev_fd);
 /* dev_fd must live as long as the hooks are used. */
 void passthrough_hooks(const int *dev_fd, struct backing_hooks *out);
-/* In the answer to an open or create. */
-void passthrough_set_id(struct fuse_file_info *fi, int32_t id);
+/* In the answer to an open or create: what only a newer libfuse can say. id 0:
+ * the file is served. */
+void passthrough_fill_open(struct fuse_file_info *fi, int32_t id,
+			   bool direct_io);
 
 #endif

@@ -31,8 +31,10 @@ void passthrough_hooks(const int *dev_fd, struct backing_hooks *out)
 	*out = (struct backing_hooks){ 0 };
 }
 
-void passthrough_set_id(struct fuse_file_info *fi, int32_t id)
+void passthrough_fill_open(struct fuse_file_info *fi, int32_t id,
+			   bool direct_io)
 {
 	(void)fi;
 	(void)id;
+	(void)direct_io;
 }

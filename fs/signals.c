@@ -113,6 +113,6 @@ int signals_start(struct session *s)
 void signals_stop(struct session *s)
 {
 	s->loop_over = true;
-	pthread_kill(s->signal_thread, SIGTERM);
+	pthread_kill(s->signal_thread, SIGINT);
 	pthread_join(s->signal_thread, NULL);
 }

@@ -25,8 +25,6 @@
 /* Bytes of the log cut off before their room is claimed; if it is short. */
 #define CLAIM (UINT64_C(32) << 20)
 #define CLAIM_LOW (UINT64_C(1) << 20)
-/* What a released reserve is good for: batches that leave this much. */
-#define FLOOR_BYTES (UINT64_C(4) << 20)
 
 struct gather {
 	struct bytes ops;
@@ -147,34 +145,9 @@ static int put_contents(struct meta *m, const struct copy_rec *copies,
 	return err;
 }
 
-static size_t contents_len(const struct copy_rec *copies, size_t n_copies,
-			   const struct small_content *smalls, size_t n_smalls)
-{
-	size_t len = 0;
-
-	for (size_t i = 0; i < n_copies; i++)
-		len += 64 + 4 * (size_t)copies[i].n_chunks;
-	for (size_t i = 0; i < n_smalls; i++)
-		len += smalls[i].len;
-	return len;
-}
-
 bool meta_reserve_held(const struct meta *m)
 {
 	return reserve_is_held(&m->durable);
-}
-
-/*
- * With the reserve gone, what is left of its room is for the batches that
- * lead to room being made (an unlink frees its file only after D).
- */
-static int check_reserve(struct meta *m, size_t len)
-{
-	reserve_make(&m->durable);
-	if (reserve_is_held(&m->durable))
-		return 0;
-	return reserve_free_room(&m->durable) < 2 * len + FLOOR_BYTES ? -ENOSPC
-								      : 0;
 }
 
 /* The final batch; also notes a gap in the events. */
@@ -230,14 +203,12 @@ int meta_advance(struct meta *m, uint64_t target, const struct copy_rec *copies,
 	CLEANUP(gather_fini)
 	struct gather g = { .keep_events = m->keep_events };
 	CLEANUP(bytes_fini) struct bytes contents = { 0 };
-	size_t len = contents_len(copies, n_copies, smalls, n_smalls);
 	int err;
 
 	if (target <= m->nvme_seq || target > m->accepted_seq)
 		return -EINVAL;
+	reserve_make(&m->durable);
 	err = gather_log(m, target, &g);
-	if (!err)
-		err = check_reserve(m, g.ops.len + len);
 	if (!err)
 		err = put_contents(m, copies, n_copies, smalls, n_smalls,
 				   &contents);

@@ -13,7 +13,6 @@
 
 #define KEEP_BATCH ((size_t)1 << 20)
 #define SCAN_BYTES ((size_t)256 << 10)
-/* Below this much room beside a batch, do not let RocksDB run into ENOSPC. */
 #define WRITE_SLACK (UINT64_C(2) << 20)
 
 /* rocksdb::kDisable: counting costs a tenth of a commit. Per thread. */
@@ -335,6 +334,24 @@ static void shrink_batch(struct store *s)
 	mutex_unlock(&s->write_lock);
 }
 
+/*
+ * Rather than let RocksDB run into ENOSPC: a write goes on only if what is
+ * free holds it twice (log and table) and all memtables, which is what it
+ * takes to open the database again. The reserve is given up for that; so
+ * what was reserved carries the batches that lead to room being made (an
+ * unlink frees its file only after D), and the last of it only a reopening.
+ */
+static int check_disk(struct store *s, size_t len)
+{
+	uint64_t want = 2 * (uint64_t)len + s->memory + WRITE_SLACK;
+
+	if (reserve_free_room(s) >= want)
+		return 0;
+	if (s->reserve_len && s->reserve_held)
+		reserve_release(s);
+	return reserve_free_room(s) >= want ? 0 : -ENOSPC;
+}
+
 int store_write(struct store *s, const struct slice *runs, size_t n, bool sync)
 {
 	uint64_t generation;
@@ -343,9 +360,9 @@ int store_write(struct store *s, const struct slice *runs, size_t n, bool sync)
 
 	for (size_t i = 0; i < n; i++)
 		len += runs[i].len;
-	if (s->durable && s->reserve_held &&
-	    reserve_free_room(s) < 2 * len + WRITE_SLACK)
-		reserve_release(s);
+	err = s->durable ? check_disk(s, len) : 0;
+	if (err)
+		return err;
 	err = write_once(s, runs, n, sync, &generation);
 	if (err == -ENOSPC || err == -EIO) {
 		err = store_reopen(s, generation);

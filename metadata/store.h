@@ -39,6 +39,7 @@ struct snapshot {
 struct store {
 	char *dir, *path; /* immutable */
 	bool durable;     /* immutable */
+	uint64_t memory;  /* most that memtables hold; immutable */
 
 	pthread_rwlock_t lock; /* shared: use db; exclusive: reopen */
 	rocksdb_t *db;         /* guarded by lock; NULL: could not reopen */

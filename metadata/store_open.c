@@ -112,14 +112,27 @@ static int options_from_string(struct store *s, rocksdb_options_t **o)
 	return store_error(s, "set options", err);
 }
 
+/*
+ * Opening again writes what memtables held to files, into the room of the
+ * reserve; half of it, so that something is left for others.
+ */
+static uint64_t memory_of(const struct store *s, uint64_t disk)
+{
+	if (!s->durable)
+		return clamp(disk / 16, 4 * MIB, 32 * MIB);
+	if (!s->reserve_len)
+		return 16 * MIB;
+	return clamp(s->reserve_len / 2, 4 * MIB, 16 * MIB);
+}
+
 static int make_options(struct store *s)
 {
 	uint64_t disk = filesystem_len(s->dir);
-	uint64_t memory = s->durable ? 16 * MIB
-				     : clamp(disk / 16, 4 * MIB, 32 * MIB);
+	uint64_t memory = memory_of(s, disk);
 	rocksdb_options_t *o = rocksdb_options_create();
 	int err;
 
+	s->memory = memory;
 	rocksdb_options_set_create_missing_column_families(o, 1);
 	rocksdb_options_set_db_write_buffer_size(o, memory);
 	rocksdb_options_set_write_buffer_size(o, memory / 2);
@@ -259,6 +272,18 @@ static void lower_compactions(void)
 	rocksdb_env_destroy(env);
 }
 
+/* Nobody takes it twice, so a reopening need not wait for a gap. */
+static void init_lock(pthread_rwlock_t *lock)
+{
+	pthread_rwlockattr_t attr;
+
+	pthread_rwlockattr_init(&attr);
+	pthread_rwlockattr_setkind_np(
+		&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+	pthread_rwlock_init(lock, &attr);
+	pthread_rwlockattr_destroy(&attr);
+}
+
 int store_open(struct store *s, const struct store_config *config, bool create)
 {
 	int err;
@@ -268,7 +293,7 @@ int store_open(struct store *s, const struct store_config *config, bool create)
 				     config->durable
 					     ? config->reserve_len
 					     : accepted_reserve(config->dir) };
-	pthread_rwlock_init(&s->lock, NULL);
+	init_lock(&s->lock);
 	mutex_init(&s->write_lock);
 	mutex_init(&s->list_lock);
 	mutex_init(&s->reserve_lock);
