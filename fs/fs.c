@@ -37,7 +37,9 @@ int64_t fs_now_ns(void)
 {
 	struct timespec ts;
 
-	clock_gettime(CLOCK_REALTIME_COARSE, &ts);
+	/* Not the coarse clock: the kernel stamps backing files with the fine
+	 * one, and times must not go back between the two. */
+	clock_gettime(CLOCK_REALTIME, &ts);
 	return ns_of_timespec(ts);
 }
 
