@@ -6,9 +6,11 @@
  * then offers can be tried out before the first real request is read.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "fs/mountpoint.h"
 #include "fs/session.h"
@@ -102,6 +104,53 @@ static struct fuse_session *new_session(struct session *s)
 	return se;
 }
 
+/*
+ * fusermount3 writes to stderr what it finds wrong. That must become part of
+ * our one line, so stderr goes into a file meanwhile.
+ */
+static int catch_stderr(int *saved)
+{
+	int fd = memfd_create("stderr", MFD_CLOEXEC);
+
+	*saved = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
+	if (fd >= 0)
+		dup2(fd, STDERR_FILENO);
+	return fd;
+}
+
+/* Takes both descriptors. What was caught is the message if it is an error,
+ * else it goes where it wanted to. */
+static void release_stderr(int fd, int saved, bool failed)
+{
+	char text[sizeof(last_message)];
+	ssize_t n = fd < 0 ? 0 : pread(fd, text, sizeof(text) - 1, 0);
+
+	if (saved >= 0) {
+		dup2(saved, STDERR_FILENO);
+		close(saved);
+	}
+	if (fd >= 0)
+		close(fd);
+	if (n <= 0)
+		return;
+	if (!failed) {
+		n = write(STDERR_FILENO, text, (size_t)n);
+		return;
+	}
+	text[n] = '\0';
+	text[strcspn(text, "\n")] = '\0';
+	memcpy(last_message, text, sizeof(text));
+}
+
+static int mount_quietly(struct fuse_session *fuse, const char *path)
+{
+	int saved, fd = catch_stderr(&saved);
+	int res = fuse_session_mount(fuse, path);
+
+	release_stderr(fd, saved, res != 0);
+	return res;
+}
+
 int libfuse_mount(struct session *s, char *why, size_t why_len)
 {
 	const char *path = s->options->mountpoint;
@@ -113,7 +162,7 @@ int libfuse_mount(struct session *s, char *why, size_t why_len)
 			 libfuse_last_message());
 		return -EINVAL;
 	}
-	if (fuse_session_mount(s->fuse, path)) {
+	if (mount_quietly(s->fuse, path)) {
 		snprintf(why, why_len, "cannot mount on '%s': %s", path,
 			 libfuse_last_message());
 		fuse_session_destroy(s->fuse);

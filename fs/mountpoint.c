@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -212,11 +213,36 @@ static bool allow_other_is_allowed(void)
 	return allowed;
 }
 
+/* Root of a container need not have it. Not knowing is not a no. */
+static bool may_mount(void)
+{
+	FILE *f = fopen("/proc/self/status", "re");
+	unsigned long long caps = ~0ull;
+	char line[128];
+
+	if (!f)
+		return true;
+	while (fgets(line, sizeof(line), f))
+		if (strncmp(line, "CapEff:", 7) == 0)
+			caps = strtoull(line + 7, NULL, 16);
+	fclose(f);
+	return caps >> CAP_SYS_ADMIN & 1;
+}
+
+static int check_root(char *why, size_t why_len)
+{
+	if (may_mount())
+		return 0;
+	return refuse(why, why_len, -EPERM,
+		      "no right to mount: root has no CAP_SYS_ADMIN here; "
+		      "start the container with --cap-add SYS_ADMIN");
+}
+
 /* What fusermount3 will ask of an ordinary user. */
 static int check_user(const struct options *o, char *why, size_t why_len)
 {
 	if (geteuid() == 0)
-		return 0;
+		return check_root(why, why_len);
 	if (access(o->mountpoint, W_OK))
 		return refuse(why, why_len, -EACCES,
 			      "no right to mount on '%s': it must be writable "

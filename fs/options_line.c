@@ -209,6 +209,22 @@ static int finish_nvme_size(struct parse *p)
 			  filesystem_size(p->o->nvme), &p->o->nvme_size);
 }
 
+/* mount(8) leaves out what holds for every other filesystem; libfuse would
+ * take that for nosuid and nodev. Items that were given come behind. */
+static int finish_kernel(struct options *o)
+{
+	char *all;
+
+	if (!o->helper || geteuid() != 0)
+		return 0;
+	if (asprintf(&all, "suid,dev%s%s", o->kernel ? "," : "",
+		     o->kernel ? o->kernel : "") < 0)
+		return -ENOMEM;
+	free(o->kernel);
+	o->kernel = all;
+	return 0;
+}
+
 static int finish(struct line *l)
 {
 	struct options *o = l->p.o;
@@ -222,6 +238,8 @@ static int finish(struct line *l)
 		err = finish_nvme(&l->p);
 	if (!err)
 		err = finish_nvme_size(&l->p);
+	if (!err)
+		err = finish_kernel(o);
 	if (err)
 		return err;
 	if (!o->dram_given)

@@ -195,6 +195,7 @@ static void test_mount_helper(void)
 		      WORDS("/sbin/mount.fuse.ckptfs", "none", "/mnt", "-sn",
 			    "-v", "-t", "fuse.ckptfs", "-o", "rw,dram=1G")));
 	assert(o.helper && o.mode == RUN_MOUNT && !o.foreground);
+	assert(!strcmp(o.kernel, geteuid() ? "rw" : "suid,dev,rw"));
 	options_fini(&o);
 	/* mount -f: fake. */
 	assert(!parse(&o, WORDS("mount.fuse.ckptfs", "none", "/mnt", "-f")));
