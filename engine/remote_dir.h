@@ -213,6 +213,7 @@ MUST_CHECK int dir_link(struct remote *r, const char *from, const char *to);
  * other name shares it. Before (look) and after (forget) the change. */
 struct before {
 	char tag[TAG_LEN];
+	bool by_name; /* the tag is in names/ */
 	bool shared;
 	struct stat st; /* st_nlink 0: nothing was there */
 };

@@ -82,7 +82,8 @@ static void encode_head(struct bytes *b, const struct sidecar *s)
 	add_le(b, a->n_xattrs, 4);
 	add_le(b, strlen(s->tag), 2);
 	add_le(b, s->path ? strlen(s->path) : 0, 2);
-	add_le(b, 0, 20); /* reserved */
+	for (int i = 0; i < 5; i++)
+		add_le(b, 0, 4); /* reserved */
 }
 
 static int encode(struct bytes *b, const struct sidecar *s)

@@ -5,7 +5,7 @@
  * synced, given its sidecar, and only then called staged/<identity>. Placing
  * it is one rename, so a listing never shows a part of it.
  *
- *   staged/<identity>.part → (fsync) → versions/<identity> → staged/<identity>
+ *   staged/<identity>.tmp… → (fsync) → versions/<identity> → staged/<identity>
  *   → (rename) the object's name → (sync()) the directories
  */
 #include <dirent.h>
@@ -26,6 +26,7 @@
 #define DROP_ABOVE (1u << 20)    /* longer ones do not stay in the page cache */
 #define STALE_S (24 * 3600)      /* temporary names older than this go */
 #define UUID_DIGITS 32
+#define PART_LEN 128
 
 /* ---- bytes ------------------------------------------------------------ */
 
@@ -280,7 +281,7 @@ static int fill_part(struct remote_dir *d, struct dir_root *root,
 	char tag[TAG_LEN];
 	CLEANUP(close_p)
 	int fd = openat(root->staged, part,
-			O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
+			O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
 			0600);
 	int err;
 
@@ -327,11 +328,15 @@ static int part_done(struct remote_dir *d, struct dir_root *root,
 	return err;
 }
 
-static void part_begin(struct remote_dir *d, struct dir_root *root,
-		       const struct remote_attr *attr, char part[TAG_LEN + 8])
+/* A name of its own for each try: a thread that a daemon left hanging in the
+ * store may go on with the same version when another has begun. */
+static void part_name(struct remote_dir *d, const struct remote_attr *attr,
+		      char part[PART_LEN])
 {
-	snprintf(part, TAG_LEN + 8, "%s.part", attr->identity);
-	forget_file(d, root, part); /* left by a daemon that died */
+	char temp[64];
+
+	temp_name(d, temp);
+	snprintf(part, PART_LEN, "%s.%s", attr->identity, temp);
 }
 
 int dir_stage(struct remote *r, const struct remote_attr *attr, int fd,
@@ -339,12 +344,12 @@ int dir_stage(struct remote *r, const struct remote_attr *attr, int fd,
 {
 	struct remote_dir *d = remote_dir(r);
 	CLEANUP(root_putp) struct dir_root *root = NULL;
-	char part[TAG_LEN + 8];
+	char part[PART_LEN];
 	int err = root_get(d, &root);
 
 	if (err || is_staged(root, attr))
 		return err;
-	part_begin(d, root, attr, part);
+	part_name(d, attr, part);
 	err = fill_part(d, root, part, attr, fd, progress);
 	return part_done(d, root, part, attr, err);
 }
@@ -352,10 +357,6 @@ int dir_stage(struct remote *r, const struct remote_attr *attr, int fd,
 static void unstage(struct remote_dir *d, struct dir_root *root,
 		    const char *identity)
 {
-	char part[TAG_LEN + 8];
-
-	snprintf(part, sizeof(part), "%s.part", identity);
-	forget_file(d, root, part);
 	forget_file(d, root, identity);
 	forget_staged(d, identity);
 }
@@ -393,7 +394,8 @@ static void unstage_name(struct remote_dir *d, struct dir_root *root,
 		   !strncmp(name, uuid, UUID_DIGITS)) {
 		snprintf(identity, sizeof(identity), "%.*s",
 			 REMOTE_IDENTITY_LEN, name);
-		unstage(d, root, identity);
+		forget_file(d, root, name);
+		forget_staged(d, identity);
 	}
 }
 
@@ -435,6 +437,7 @@ int before_look(struct remote_dir *d, struct dir_root *root,
 	out->st = n.st;
 	err = node_label(d, root, &n, path, out->tag);
 	/* A label in names/ is the path's own, whatever the inode has. */
+	out->by_name = n.by_name;
 	out->shared = n.st.st_nlink > 1 && !n.by_name;
 	return err;
 }
@@ -640,14 +643,8 @@ static int share_part(struct remote_dir *d, struct dir_root *root,
 	if (fd < 0)
 		return -errno;
 	err = dress(d, root, fd, part, attr->identity, tag, attr);
-	if (!err && was.tag[0]) {
-		CLEANUP(node_close) struct node n = { .fd = -1 };
-		char now[TAG_LEN];
-
-		err = staged_label(d, root, part, &n, now);
-		if (!err && !n.by_name)
-			sidecar_remove(root, was.tag);
-	}
+	if (!err && !was.by_name)
+		sidecar_remove(root, was.tag); /* of the label it had */
 	return err;
 }
 
@@ -657,7 +654,7 @@ int dir_restage(struct remote *r, const struct remote_attr *attr,
 	struct remote_dir *d = remote_dir(r);
 	CLEANUP(root_putp) struct dir_root *root = NULL;
 	CLEANUP(place_close) struct place p = { .parent = -1 };
-	char part[TAG_LEN + 8];
+	char part[PART_LEN];
 	struct stat st;
 	int err = root_get(d, &root);
 
@@ -671,7 +668,7 @@ int dir_restage(struct remote *r, const struct remote_attr *attr,
 		err = -ENOENT;
 	if (err)
 		return err;
-	part_begin(d, root, attr, part);
+	part_name(d, attr, part);
 	err = share_part(d, root, &p, from, part, attr);
 	if (err == -EOPNOTSUPP)
 		err = copy_object(d, root, &p, attr, part, attr->identity);
