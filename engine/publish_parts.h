@@ -3,6 +3,7 @@
  * The parts of the publisher (publish*.c).
  *
  *   publish.c            the threads, standing still and going on, status
+ *   publish_folder.c     times of directories
  *   publish_stage.c      moving bytes ahead of the names, in parallel
  *   publish_replay.c     event by event
  *   publish_reconcile.c  in one step to a later number
@@ -22,14 +23,15 @@
 #include <stdbool.h>
 #include <sys/queue.h>
 
+#include "engine/moves.h"
 #include "engine/publish.h"
 
 #define N_STAGERS 4
 
 /* Results of our own, beside -errno: they never leave the publisher. */
 enum {
-	PUB_GONE = 1,	   /* a version's bytes: step to a later number */
-	PUB_UNLIKE = 2,	   /* the remote does not look as it should: compare */
+	PUB_GONE = 1,      /* a version's bytes: step to a later number */
+	PUB_UNLIKE = 2,    /* the remote does not look as it should: compare */
 	PUB_START_OVER = 3 /* from R; what was done since may not be kept */
 };
 
@@ -41,17 +43,18 @@ enum stage_state { STAGE_QUEUED, STAGE_RUNNING, STAGE_DONE };
 struct stage_job {
 	TAILQ_ENTRY(stage_job) next;
 	enum stage_state state; /* guarded by lock */
-	unsigned refs;		/* guarded by lock */
-	uint64_t version;	/* immutable, like the rest below */
-	char *path;		/* for messages, and to look whether it is
+	unsigned refs;          /* guarded by lock */
+	uint64_t version;       /* immutable, like the rest below */
+	char *path;             /* for messages, and to look whether it is
 				   placed already; owned */
-	bool repeated;		/* perhaps done by the daemon that died */
-	char *from;		/* object on the remote that has the bytes, or
+	bool repeated;          /* perhaps done by the daemon that died */
+	char *from;             /* object on the remote that has the bytes, or
 				   NULL; owned */
 	/* The stager's until STAGE_DONE, then the publisher's. */
 	struct remote_attr attr;
-	bool placed; /* at path already */
-	int err;     /* 0, -errno, PUB_GONE */
+	bool placed;           /* at path already */
+	const char *placed_at; /* reconcile: where it is now; borrowed */
+	int err;               /* 0, -errno, PUB_GONE */
 };
 
 TAILQ_HEAD(stage_queue, stage_job);
@@ -70,22 +73,29 @@ struct pub_event {
 
 STAILQ_HEAD(pub_events, pub_event);
 
+/* Something that is tried again and again. */
+struct attempt {
+	const char *path; /* for the message */
+	unsigned n;       /* failures so far */
+};
+
 /* ---- the publisher ---------------------------------------------------- */
 
 struct publisher {
 	struct engine *e; /* not after `abandoned` */
-	struct meta *m;	  /* not after `abandoned` */
+	struct meta *m;   /* not after `abandoned` */
 	struct remote *r; /* held */
 
 	struct mutex lock;
 	pthread_cond_t changed; /* jobs, n_threads, n_remote, stop */
 	pthread_cond_t kick;
-	bool stop, kicked, abandoned;	    /* guarded by lock */
+	bool stop, kicked, abandoned;       /* guarded by lock */
 	unsigned n_threads, n_remote, refs; /* guarded by lock */
-	struct stage_queue queue;	    /* guarded by lock */
-	struct publish_status status;	    /* guarded by lock: all but
+	struct stage_queue queue;           /* guarded by lock */
+	struct publish_status status;       /* guarded by lock: all but
 					       bytes_done */
 	unsigned n_failing; /* guarded by lock: calls being retried */
+	unsigned n_running; /* guarded by lock: jobs in a stager */
 
 	_Atomic uint64_t bytes_done;
 	_Atomic uint64_t pin;
@@ -97,9 +107,16 @@ struct publisher {
 	uint64_t done_seq;  /* all events up to here are on the remote */
 	unsigned n_pending; /* of them not covered by a synced R */
 	enum event_class pending;
+	struct folders { /* whose mtime moved by what was done in them */
+		char **path;
+		size_t n, cap;
+	} folders;
 	uint64_t started_seq; /* D when this daemon began */
-	bool first;	      /* nothing was replayed yet by this daemon */
-	bool clean;	      /* nothing of ours is staged but what is needed */
+	bool acted; /* changed something since it set out from R: the next
+		       event is not one that was done before a crash */
+	bool clean; /* nothing is left staged by a dead daemon */
+	struct attempt over; /* what makes it start over */
+	int64_t room_ns;     /* when it last asked for the remote's room */
 };
 
 /* publish.c ---- */
@@ -109,48 +126,63 @@ MUST_CHECK int remote_enter(struct publisher *p);
 /* Returns err, or -ECANCELED if engine and meta must not be touched. */
 MUST_CHECK int remote_leave(struct publisher *p, int err);
 
-/* One call on the remote, tried again and again. */
-struct attempt {
-	const char *path; /* for the message */
-	unsigned n;	  /* failures so far */
-};
 /*
  * After a try that returned *err: is another one due? If so it has waited
  * and attached the remote anew. A stop makes *err -ECANCELED.
  */
 MUST_CHECK bool attempt_again(struct publisher *p, struct attempt *a, int *err);
-bool is_retryable(int err);
-/* Begins to count as standing still, with a message; ends it. */
-void stands_still(struct publisher *p, struct attempt *a, int err,
-		  const char *what);
+/* The remote does not look as it should, or cannot hold this at all. */
+bool is_unlike(int err);
+bool is_impossible(int err);
+/* Counts as standing still from now on, and says why; the end of it. */
+void stands_still(struct publisher *p, struct attempt *a, const char *why);
 void goes_on(struct publisher *p, struct attempt *a);
+/* Nothing can be done about path but to try it all again: waits, and returns
+ * PUB_START_OVER, or -ECANCELED. */
+MUST_CHECK int stuck_at(struct publisher *p, const char *path, int err);
+/* This path will be missing on the remote: says so, once, and counts it. */
+void step_over(struct publisher *p, const char *path, int err);
 /* Waits as long as the attempt deserves. -ECANCELED: stop. */
 MUST_CHECK int wait_backoff(struct publisher *p, const struct attempt *a);
 
 /* Runs `call` on the remote until it gives something that waiting will not
  * change: 0, an -errno about what is there, or -ECANCELED. */
-#define ON_REMOTE(p, name, call)                                       \
-	({                                                             \
-		struct attempt attempt_ = { .path = (name) };          \
-		int err_;                                              \
-		do {                                                   \
-			err_ = remote_enter(p);                        \
-			if (!err_)                                     \
-				err_ = remote_leave((p), (call));      \
-		} while (attempt_again((p), &attempt_, &err_));        \
-		err_;                                                  \
+#define ON_REMOTE(p, name, call)                                  \
+	({                                                        \
+		struct attempt attempt_ = { .path = (name) };     \
+		int err_;                                         \
+		do {                                              \
+			err_ = remote_enter(p);                   \
+			if (!err_)                                \
+				err_ = remote_leave((p), (call)); \
+		} while (attempt_again((p), &attempt_, &err_));   \
+		err_;                                             \
 	})
 
 bool is_stopping(struct publisher *p);
+/* After -ECANCELED: not even a view may be given back. */
+bool is_abandoned(struct publisher *p);
 /* Everything done is kept by the remote; then R := done_seq, synced. */
 MUST_CHECK int checkpoint(struct publisher *p);
 /* The version's bytes are on the remote now. */
 MUST_CHECK int note_copy(struct publisher *p, uint64_t version,
 			 const struct remote_attr *attr);
 /* The identity that an object with this version has (or should have). */
-void expected_identity(struct publisher *p, uint64_t version,
-		       char out[64]);
+void expected_identity(struct publisher *p, uint64_t version, char out[64]);
 bool identity_is_ours(struct publisher *p, const char *identity);
+
+/* publish_folder.c ---- */
+
+/* What is done at path moves the mtime of its folder on the remote: noted. */
+MUST_CHECK int folder_touch(struct publisher *p, const char *path);
+/* The noted ones at and below from are called otherwise now, and, exchange,
+ * the other way round. */
+MUST_CHECK int folder_moved(struct publisher *p, const char *from,
+			    const char *to, bool exchange);
+/* The remote is where v is: all noted folders get the times they have there.
+ */
+MUST_CHECK int folder_times(struct publisher *p, const struct view *v);
+void folder_forget_all(struct publisher *p);
 
 /* publish_stage.c ---- */
 
@@ -172,6 +204,8 @@ MUST_CHECK int attr_of(const struct view *v, const struct inode_rec *rec,
 /* Up to where D is now. 0, PUB_*, -errno of the local state. */
 MUST_CHECK int replay(struct publisher *p);
 void window_clear(struct publisher *p);
+/* The next event to replay is the one after R. */
+void replay_from_remote_seq(struct publisher *p);
 
 /* publish_reconcile.c ---- */
 
@@ -184,41 +218,48 @@ MUST_CHECK int reconcile_is_due(struct publisher *p, bool *due, bool *whole);
 
 /* One path that the remote must be made right at. */
 struct step {
-	char *path;	      /* owned */
-	uint64_t first, last; /* numbers: name appeared, content changed */
-	bool named;	      /* an event says this very path went */
-	bool moved;	      /* its object was restaged for another path */
-	/* wanted: mode 0 is nothing */
-	struct inode_rec want;
-	uint64_t version_seq;
-	char identity[64]; /* of the wanted version */
-	/* found on the remote: mode 0 is nothing */
-	struct remote_attr has;
-	char *origin; /* path at R of what is at path at T, or NULL; owned */
-	struct stage_job *job;
-	bool same; /* content is right */
-	bool skip; /* cannot be done; said already */
+	char *path;             /* owned */
+	uint64_t first, last;   /* numbers: name appeared, content changed */
+	bool named;             /* the events say that what was here went */
+	bool moved;             /* its object was restaged for another path */
+	struct inode_rec want;  /* mode 0: nothing */
+	uint64_t version_seq;   /* the wanted version was sealed at */
+	char identity[64];      /* of the wanted version */
+	char *target;           /* of the wanted symlink; owned */
+	struct remote_attr has; /* on the remote; mode 0: nothing */
+	bool same;              /* content is right, whatever the attributes */
+	bool skip;              /* cannot be done; said already */
+	struct stage_job *job;  /* brings the wanted version; shared */
 };
 
 struct plan {
 	struct step *steps; /* by path */
 	size_t n, cap;
-	struct rename {
-		char *from, *to;
-		bool exchange;
+	struct moves moves;
+	struct area {
+		char *path;
 		uint64_t seq;
-	} *renames; /* in order */
-	size_t n_renames, cap_renames;
+	} * areas; /* directories to be compared with all below */
+	size_t n_areas, cap_areas;
+	struct step **by_identity; /* those with an object of a version */
+	size_t n_by_identity;
 	uint64_t n_seals; /* events that sealed a version */
 };
 
-void plan_fini(struct plan *plan);
-/* Reads the events up to T (view's number) and both sides. */
+void plan_fini(struct publisher *p, struct plan *plan);
+/* Reads the events up to T (the view's number) and both sides. whole: the
+ * events do not tell all. */
 MUST_CHECK int plan_make(struct publisher *p, const struct view *v, bool whole,
 			 struct plan *out);
-struct step *plan_find(struct plan *plan, const char *path);
-/* Index arrays into steps, malloc'ed: new names in their order; changed. */
-MUST_CHECK int plan_order(const struct plan *plan, bool is_new, size_t **out,
-			  size_t *n);
+/* Steps that need something placed, in their order, malloc'ed: paths that are
+ * new to the remote, or those that change. */
+MUST_CHECK int plan_order(const struct plan *plan, bool is_new,
+			  struct step ***out, size_t *n);
+/* The step at whose path the remote has the bytes that s wants, or NULL. */
+MUST_CHECK int plan_source(const struct plan *plan, const struct step *s,
+			   struct step **out);
+/* -ENOENT: nothing a remote would show is at that path */
+MUST_CHECK int view_path_inode(const struct view *v, const char *path,
+			       struct inode_rec *out);
 
 #endif

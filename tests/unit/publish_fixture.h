@@ -18,6 +18,17 @@
 #include "engine/tier.h"
 #include "tests/unit/check.h"
 
+#if defined(__SANITIZE_THREAD__)
+#define WITH_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define WITH_TSAN 1
+#endif
+#endif
+#ifndef WITH_TSAN
+#define WITH_TSAN 0 /* 1: a forked process must not start threads */
+#endif
+
 #define NS INT64_C(1000000000)
 #define UUID0 "0123456789abcdef0123456789abcdef"
 
@@ -58,8 +69,8 @@ __attribute__((unused)) static uint32_t *content_crcs(int fd, size_t size,
 }
 
 /* An attribute record of version `id` with content. */
-__attribute__((unused)) static struct remote_attr
-attr_with(uint64_t id, int fd, size_t size)
+__attribute__((unused)) static struct remote_attr attr_with(uint64_t id, int fd,
+							    size_t size)
 {
 	struct remote_attr a = {
 		.mode = S_IFREG | 0640,
@@ -116,7 +127,7 @@ __attribute__((unused)) static const char *at(const char *base,
 	static _Thread_local unsigned n;
 	char *out = buf[n++ % 8];
 
-	snprintf(out, PATH_MAX, "%s/%s", base, path);
+	CHECK(snprintf(out, PATH_MAX, "%s/%s", base, path) < PATH_MAX);
 	return out;
 }
 
@@ -168,11 +179,11 @@ __attribute__((unused)) static void short_wait(void)
 }
 
 /* Waits for a condition, at most about 20 s. */
-#define CHECK_SOON(cond)                                   \
-	do {                                               \
+#define CHECK_SOON(cond)                                      \
+	do {                                                  \
 		for (int i_ = 0; i_ < 10000 && !(cond); i_++) \
-			short_wait();                      \
-		CHECK(cond);                               \
+			short_wait();                         \
+		CHECK(cond);                                  \
 	} while (0)
 
 #endif

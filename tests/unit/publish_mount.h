@@ -23,7 +23,7 @@ struct content {
 	uint64_t version;
 	size_t size;
 	char text[64]; /* the content, if not "" */
-	bool gone;
+	bool gone, broken;
 };
 
 static struct content contents[N_CONTENTS];
@@ -72,6 +72,7 @@ int version_open_bytes(struct engine *e, uint64_t version, int *fd,
 				   .chunk_len = CHUNK_LEN,
 				   .verified = true };
 	copy->crcs = content_crcs(*fd, c.size, &copy->n_chunks);
+	copy->crcs[0] ^= c.broken;
 	return 0;
 }
 
@@ -371,8 +372,7 @@ __attribute__((unused)) static void m_chmod(struct meta *m, const char *path,
 	commit_ok(t);
 }
 
-__attribute__((unused)) static void m_setxattr(struct meta *m,
-					       const char *path,
+__attribute__((unused)) static void m_setxattr(struct meta *m, const char *path,
 					       const char *name,
 					       const char *value)
 {
@@ -456,6 +456,8 @@ static void compare_one(struct compare *c, const char *path,
 	CHECK_EQ(view_xattrs(c->v, rec->ino, add_view_xattr, &want), 0);
 	if (!remote_attr_same_xattrs(&got, &want))
 		wrong(c, path, "xattrs");
+	if (S_ISDIR(rec->mode) && got.mtime_ns != rec->mtime_ns)
+		wrong(c, path, "mtime of a directory");
 	if (S_ISREG(rec->mode) && S_ISREG(got.mode))
 		compare_file(c, path, rec, &got);
 	if (S_ISLNK(rec->mode) &&
@@ -512,8 +514,9 @@ static void compare_dir(struct compare *c, uint64_t ino, const char *path)
 }
 
 /* The remote shows exactly what the mount shows (nothing moves). */
-__attribute__((unused)) static void
-check_same_tree(struct meta *m, struct remote *r, const char *dir)
+__attribute__((unused)) static void check_same_tree(struct meta *m,
+						    struct remote *r,
+						    const char *dir)
 {
 	struct compare c = {
 		.m = m, .v = meta_accepted(m), .r = r, .dir = dir
@@ -538,9 +541,12 @@ __attribute__((unused)) static struct publisher *publishing(struct meta *m,
 __attribute__((unused)) static void published(struct meta *m,
 					      struct publisher *p)
 {
+	struct publish_status st;
+
 	advance_all(m);
 	publish_kick(p);
 	CHECK_SOON(meta_remote_seq(m) == meta_accepted_seq(m));
+	CHECK_SOON((publish_status(p, &st), st.connected));
 }
 
 __attribute__((unused)) static void copy_tree(const char *from, const char *to)
