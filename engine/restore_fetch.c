@@ -346,10 +346,11 @@ struct task {
 };
 
 /* From the cursor on and round; the wanted ones first. */
-static bool pick_chunk_locked(struct fetch *f, size_t *out)
-	MUST_HOLD(f->fr->lock);
-static bool pick_chunk_locked(struct fetch *f, size_t *out)
+static bool pick_chunk_locked(struct fetcher *fr, struct fetch *f, size_t *out)
+	MUST_HOLD(fr->lock);
+static bool pick_chunk_locked(struct fetcher *fr, struct fetch *f, size_t *out)
 {
+	(void)fr; /* whose lock it is */
 	for (size_t n = 0; n < f->n_chunks; n++) {
 		size_t i = (f->cursor + n) % f->n_chunks;
 		struct chunk *c = &f->chunks[i];
@@ -366,9 +367,9 @@ static bool pick_chunk_locked(struct fetch *f, size_t *out)
 	return false;
 }
 
-static bool pick_in_locked(struct fetch *f, struct task *t)
-	MUST_HOLD(f->fr->lock);
-static bool pick_in_locked(struct fetch *f, struct task *t)
+static bool pick_in_locked(struct fetcher *fr, struct fetch *f, struct task *t)
+	MUST_HOLD(fr->lock);
+static bool pick_in_locked(struct fetcher *fr, struct fetch *f, struct task *t)
 {
 	t->f = f;
 	if (f->finishing || f->opening)
@@ -384,7 +385,7 @@ static bool pick_in_locked(struct fetch *f, struct task *t)
 		return true;
 	}
 	t->kind = TASK_CHUNK;
-	return pick_chunk_locked(f, &t->chunk);
+	return pick_chunk_locked(fr, f, &t->chunk);
 }
 
 static bool pick_locked(struct fetcher *fr, struct task *t) MUST_HOLD(fr->lock);
@@ -393,10 +394,10 @@ static bool pick_locked(struct fetcher *fr, struct task *t)
 	struct fetch *f;
 
 	LIST_FOREACH(f, &fr->active, next)
-	if (f->n_wanted && pick_in_locked(f, t))
+	if (f->n_wanted && pick_in_locked(fr, f, t))
 		return true;
 	LIST_FOREACH(f, &fr->active, next)
-	if (pick_in_locked(f, t))
+	if (pick_in_locked(fr, f, t))
 		return true;
 	return false;
 }
@@ -655,8 +656,9 @@ int fetch_start(struct fetcher *fr, const struct fetch_config *config,
 }
 
 /* 0: there; 1: not yet. */
-static int look_locked(struct fetch *f, size_t i) MUST_HOLD(f->fr->lock);
-static int look_locked(struct fetch *f, size_t i)
+static int look_locked(struct fetcher *fr, struct fetch *f, size_t i)
+	MUST_HOLD(fr->lock);
+static int look_locked(struct fetcher *fr, struct fetch *f, size_t i)
 {
 	struct chunk *c = &f->chunks[i];
 
@@ -670,7 +672,7 @@ static int look_locked(struct fetch *f, size_t i)
 		c->wanted = true;
 		f->n_wanted++;
 		f->cursor = i;
-		pthread_cond_broadcast(&f->fr->work);
+		pthread_cond_broadcast(&fr->work);
 	}
 	return 1;
 }
@@ -689,7 +691,7 @@ int fetch_wait(struct fetch *f, uint64_t off, uint64_t len)
 	last = (size_t)((off + len - 1) / CHUNK_LEN);
 	mutex_lock(&fr->lock);
 	for (; i <= last && !err; i++)
-		while ((err = look_locked(f, i)) == 1)
+		while ((err = look_locked(fr, f, i)) == 1)
 			pthread_cond_wait(&fr->changed, &fr->lock.m);
 	mutex_unlock(&fr->lock);
 	return err;
