@@ -78,7 +78,11 @@ static void boot_id(char out[40])
 	out[strcspn(out, "\n")] = '\0';
 }
 
-/* 0: there is no such process. Field 22; the name in field 2 may hold ')'. */
+/*
+ * 0: there is no such process, or only its entry is left because its parent
+ * does not wait for it (containers). Field 22; the name in field 2 may hold
+ * ')'.
+ */
 static uint64_t process_start(long pid)
 {
 	char path[64], text[1024], *at;
@@ -88,6 +92,8 @@ static uint64_t process_start(long pid)
 	if (!text_read(path, text, sizeof(text)))
 		return 0;
 	at = strrchr(text, ')');
+	if (at && (!strncmp(at, ") Z", 3) || !strncmp(at, ") X", 3)))
+		return 0;
 	for (int field = 2; at && field < 22; field++)
 		at = strchr(at + 1, ' ');
 	if (at)
