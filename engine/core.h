@@ -388,6 +388,8 @@ void *follower_main(void *arg);
 void follow_kick(struct engine *e, bool hurry);
 void follow_dead(struct engine *e, uint64_t version, uint64_t seq);
 void follow_fail_waiters(struct engine *e, int err);
+/* Why D stands still, 0 if it does not. */
+MUST_CHECK int follow_error(struct engine *e);
 
 /* recover.c */
 MUST_CHECK int recover_tiers(struct engine *e);

@@ -544,6 +544,11 @@ static int start_all(struct start *s)
 	}
 	if (r == 0)
 		r = import_remote(s);
+	/* What a dead daemon left unsealed is sealed before the first target
+	 * is chosen: of a version that was being overwritten in place there
+	 * may be nothing left but what overwrote it. */
+	if (r == 0)
+		settle(e);
 	if (r == 0)
 		r = start_threads(s);
 	return r;

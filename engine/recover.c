@@ -76,11 +76,29 @@ struct recovery {
 
 /* ---- what is named ---------------------------------------------------- */
 
+/* Waiting for what is gone would hold up all that came after it. */
+static bool is_there(struct engine *e, const struct version_rec *rec)
+{
+	struct tier *t = backing_tier(e, (enum backing_where)rec->where);
+	int fd, r;
+
+	r = t->ops->open(t, rec->backing, O_RDONLY, &fd);
+	if (r == 0)
+		close(fd);
+	else
+		message_error("inode %lu: its content is gone: %s",
+			      (unsigned long)rec->ino, strerror(-r));
+	return r != -ENOENT;
+}
+
 static int requeue(struct engine *e, const struct version_rec *rec,
 		   bool unsealed_backing)
 {
-	struct version *v = version_new(rec->id, rec->ino, rec->size);
+	struct version *v;
 
+	if (!is_there(e, rec))
+		return 0;
+	v = version_new(rec->id, rec->ino, rec->size);
 	if (!v)
 		return -ENOMEM;
 	v->seq = rec->seq;

@@ -86,7 +86,8 @@ bool writer_left_locked(struct engine *e, struct inode *in)
 {
 	if (in->n_unflushed || in->n_borrowed)
 		return true;
-	if (in->served || !e->passthrough)
+	/* With no handle left, one that a dead daemon gave may live on. */
+	if (in->n_handles && (in->served || !e->passthrough))
 		return in->n_writers > 0;
 	if (in->ro_fd < 0)
 		return false;
@@ -329,10 +330,10 @@ static int seal_locked(struct engine *e, struct inode *in, bool final)
 			free(v);
 			return r;
 		}
-	} else {
-		backing_get(e, in->backing);
-		v->backing = in->backing;
 	}
+	/* Also of what was captured: the file is all that outlives us. */
+	backing_get(e, in->backing);
+	v->backing = in->backing;
 	backing_set_version(e, in->backing, v->id);
 	r = log_seal(e, in, &st, v);
 	if (r < 0) {

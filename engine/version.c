@@ -24,6 +24,7 @@
 #define BACKOFF_MIN_NS INT64_C(100000000)
 #define BACKOFF_MAX_NS INT64_C(5000000000)
 #define N_STABLE_TRIES 3
+#define WAIT_LOOK_NS INT64_C(100000000)
 /* What one target may be. */
 #define LOG_MAX (16u << 20)
 #define SMALLS_MAX (16u << 20)
@@ -498,7 +499,7 @@ static int preserve_unrecorded(struct engine *e, struct version *v,
 	mutex_lock(&vs->lock);
 	state = v->state;
 	if (state == VERSION_RUNNING ||
-	    (state != VERSION_FLUSHED && v->size >= COPY_BELOW))
+	    (state == VERSION_QUEUED && v->size >= COPY_BELOW))
 		r = -EAGAIN;
 	else if (state != VERSION_FLUSHED)
 		v->state = VERSION_RUNNING;
@@ -588,6 +589,27 @@ int version_preserve(struct engine *e, uint64_t id, struct backing *b)
 	return r;
 }
 
+/* -EAGAIN: not yet; record: it is flushed, and must be recorded. */
+static int ask_flushed_locked(struct versions *vs, uint64_t id, bool *record)
+{
+	struct version *v = find_locked(vs, id);
+	bool spilled;
+
+	if (!v)
+		return 0;
+	spilled = v->backing && v->backing->where == BACKING_NVME;
+	*record = spilled && v->state == VERSION_FLUSHED;
+	if (v->state == VERSION_FLUSHED && !spilled)
+		return 0;
+	if (vs->stop)
+		return v->error ? v->error : -EIO;
+	/* An NVMe that fails is no reason to fail what DRAM has room for:
+	 * version_preserve() copies it now. */
+	if (v->state == VERSION_FAILED)
+		return spilled ? v->error : 0;
+	return -EAGAIN;
+}
+
 /*
  * Waits until id is flushed; a spilled one, whose file is its own copy, until
  * it is recorded.
@@ -595,22 +617,19 @@ int version_preserve(struct engine *e, uint64_t id, struct backing *b)
 int version_wait_flushed(struct engine *e, uint64_t id)
 {
 	struct versions *vs = &e->versions;
-	struct version *v;
-	int r = 0;
+	bool record = false;
+	int r = -EAGAIN;
 
 	follow_kick(e, true);
-	mutex_lock(&vs->lock);
-	while ((v = find_locked(vs, id))) {
-		if (v->state == VERSION_FLUSHED &&
-		    !(v->backing && v->backing->where == BACKING_NVME))
-			break;
-		if (v->state == VERSION_FAILED || vs->stop) {
-			r = v->error ? v->error : -EIO;
-			break;
-		}
-		pthread_cond_wait(&vs->changed, &vs->lock.m);
+	while (r == -EAGAIN) {
+		mutex_lock(&vs->lock);
+		r = ask_flushed_locked(vs, id, &record);
+		if (r == -EAGAIN)
+			cond_wait_ns(&vs->changed, &vs->lock, WAIT_LOOK_NS);
+		mutex_unlock(&vs->lock);
+		if (r == -EAGAIN && record && follow_error(e))
+			r = follow_error(e);
 	}
-	mutex_unlock(&vs->lock);
 	return r;
 }
 

@@ -482,19 +482,24 @@ static int add_waiter(struct engine *e, uint64_t seq, enum level level,
 	return 0;
 }
 
-/* Is the way to this level blocked? */
-static int level_error(struct engine *e, enum level level)
+int follow_error(struct engine *e)
 {
 	int r;
 
-	if (level == LEVEL_DRAM)
-		return 0;
-	if (level == LEVEL_REMOTE && !e->remote)
-		return -EOPNOTSUPP;
 	mutex_lock(&e->follow.lock);
 	r = e->follow.error;
 	mutex_unlock(&e->follow.lock);
 	return r;
+}
+
+/* Is the way to this level blocked? */
+static int level_error(struct engine *e, enum level level)
+{
+	if (level == LEVEL_DRAM)
+		return 0;
+	if (level == LEVEL_REMOTE && !e->remote)
+		return -EOPNOTSUPP;
+	return follow_error(e);
 }
 
 /* The file's own part of an fsync: seal what it holds, tell its error. */
