@@ -13,16 +13,17 @@ HERE = pathlib.Path(__file__).parent
 ROUNDS = int(os.environ.get("CKPTFS_CRASH_ROUNDS", "1"))
 
 
-def seeds(name, n=None):
-    """Seeds of the rounds of a test. $CKPTFS_CRASH_SEED repeats one."""
+def seeds(name, n=1):
+    """Seeds of the rounds of a test, n by default and always the same ones;
+    $CKPTFS_CRASH_ROUNDS times as many, and new ones. $CKPTFS_CRASH_SEED
+    repeats one."""
     given = os.environ.get("CKPTFS_CRASH_SEED")
     if given:
         return [given]
-    fixed = [f"{name}-{i}" for i in range(n or ROUNDS)]
-    if ROUNDS > 1:
-        stamp = random.SystemRandom().randrange(10 ** 9)
-        fixed = [f"{name}-{stamp}-{i}" for i in range(ROUNDS)]
-    return fixed
+    if ROUNDS == 1:
+        return [f"{name}-{i}" for i in range(n)]
+    stamp = random.SystemRandom().randrange(10 ** 9)
+    return [f"{name}-{stamp}-{i}" for i in range(n * ROUNDS)]
 
 
 class Work:

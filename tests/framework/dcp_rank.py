@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of several ranks: dcp_rank.py save|async|load RANK WORLD STORE FOLDER.
+"""One of several ranks: dcp_rank.py RANK WORLD STORE FOLDER.
 
-Saves, or loads and compares, a state that is sharded over the ranks."""
+Saves a state that is sharded over the ranks to FOLDER/save and FOLDER/async,
+says so, and when it gets a line loads both and compares."""
 import sys
 
 import torch
@@ -19,23 +20,27 @@ def state(mesh, factor):
             "step": torch.tensor(int(factor))}
 
 
+def load(mesh, folder):
+    got, want = state(mesh, 0), state(mesh, 3)
+    dcp.load(got, checkpoint_id=folder)
+    for key in ("w", "b"):
+        assert torch.equal(got[key].to_local(), want[key].to_local()), key
+    assert int(got["step"]) == 3
+
+
 def main():
-    what, rank, world, store, folder = sys.argv[1:]
+    rank, world, store, folder = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=int(rank), world_size=int(world),
                             store=dist.FileStore(store, int(world)))
     mesh = init_device_mesh("cpu", (int(world),))
-    if what == "save":
-        dcp.save(state(mesh, 3), checkpoint_id=folder)
-    elif what == "async":
-        dcp.async_save(state(mesh, 3), checkpoint_id=folder).result()
-    else:
-        got = state(mesh, 0)
-        dcp.load(got, checkpoint_id=folder)
-        want = state(mesh, 3)
-        for key in ("w", "b"):
-            assert torch.equal(got[key].to_local(), want[key].to_local()), key
-        assert int(got["step"]) == 3
+    dcp.save(state(mesh, 3), checkpoint_id=folder + "/save")
+    dcp.async_save(state(mesh, 3), checkpoint_id=folder + "/async").result()
+    dist.barrier()
+    print("saved", flush=True)
+    sys.stdin.readline()
+    for name in ("/save", "/async"):
+        load(mesh, folder + name)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -43,10 +43,12 @@ def populate(top):
     os.setxattr(top / "sub", "user.dir", b"yes")
     if os.geteuid() == 0:
         os.chown(top / "small", 1001, 1002)
-    for name, stamp in (("large", 1_500_000_000_123_456_789),
-                        ("small", 1), ("sub/empty", 1_400_000_000_000_000_001),
-                        ("sub", 1_300_000_000_000_000_002)):
-        os.utime(top / name, ns=(stamp, stamp))
+    # All of them long ago: rsync compares seconds only.
+    for i, name in enumerate(("large", "small", "nothing", "sparse", "link",
+                              "dangling", "fifo", "sub/mode", "sub/empty",
+                              "sub")):
+        stamp = 1_500_000_000_123_456_789 + i * 1_000_000_001
+        os.utime(top / name, ns=(stamp, stamp), follow_symlinks=False)
     return top
 
 

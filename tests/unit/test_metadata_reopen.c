@@ -101,7 +101,7 @@ int main(void)
 	views();
 	for (int i = 0; i < 3; i++)
 		CHECK(!pthread_create(&threads[i], NULL, fns[i], NULL));
-	for (int i = 0; i < 10; i++) {
+	for (int i = 0; i < 4; i++) {
 		reopen(&w.m->durable);
 		reopen(&w.m->accepted);
 	}
