@@ -451,8 +451,13 @@ static int start_threads(struct start *s)
 			return fail(s, -EAGAIN, "cannot start threads");
 	e->running = true;
 	if (e->remote) {
-		int r = publish_start(e, e->meta, e->remote, &e->publisher);
+		int r = 0;
 
+		/* A remote given to a mount that had none. */
+		if (e->opened.events_lost)
+			r = publish_compare_all(e->meta);
+		if (r == 0)
+			r = publish_start(e, e->meta, e->remote, &e->publisher);
 		if (r < 0)
 			return fail(s, r, "cannot start the publisher");
 	}
