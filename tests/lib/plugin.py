@@ -150,12 +150,21 @@ def plain(mode):
 
 
 class Watchdog:
-    """Aborts all mounts when a test takes too long, so that it fails."""
+    """Aborts all mounts when a test takes too long, so that it fails; ends
+    the run if it hangs even then."""
+    GRACE = 60
 
     def __init__(self, seconds):
         self.timer = threading.Timer(seconds * mounted.PATIENCE, self.bark)
-        self.timer.daemon = True
+        self.hard = threading.Timer(
+            seconds * mounted.PATIENCE + self.GRACE, self.bite)
+        for timer in (self.timer, self.hard):
+            timer.daemon = True
         self.barked = False
+
+    @staticmethod
+    def bite():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     def bark(self):
         self.barked = True
@@ -165,10 +174,12 @@ class Watchdog:
 
     def __enter__(self):
         self.timer.start()
+        self.hard.start()
         return self
 
     def __exit__(self, *_):
         self.timer.cancel()
+        self.hard.cancel()
 
 
 @pytest.hookimpl(tryfirst=True)

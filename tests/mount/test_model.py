@@ -211,8 +211,8 @@ class Side:
         return sorted(os.listdir(self.at(path)))
 
     def op_rmtree(self, path):
-        if not os.path.islink(self.at(path)):
-            shutil.rmtree(self.at(path))
+        if stat.S_ISDIR(os.lstat(self.at(path)).st_mode):
+            shutil.rmtree(self.at(path))  # opens even a fifo, and waits
 
     def tree(self):
         """All there is, times only where a test set them long ago."""
