@@ -171,6 +171,8 @@ struct waiter {
 	STAILQ_ENTRY(waiter) next;
 	uint64_t seq;
 	enum level level;
+	int64_t patient_ns; /* no error before this is told: D stood still
+			       already when it came, and is tried anew */
 	done_fn *done;
 	void *arg;
 };
@@ -296,6 +298,11 @@ void version_dead(struct engine *e, uint64_t id, uint64_t seq);
 void version_bound(struct engine *e, size_t len);
 /* The follower's next target, pinned; D if there is none. */
 uint64_t version_next_target(struct engine *e);
+/* The target and those chosen for later cannot be reached: the newest number
+ * in their place. What only they needed is dropped. */
+uint64_t version_give_up(struct engine *e);
+/* What failed is tried again at once: somebody waits for it. */
+void version_retry_failed(struct engine *e);
 void version_hold_locked(struct version *v);
 void version_unhold(struct engine *e, struct version *v);
 /* A snapshot whose writers are gone without a change: may be mapped. */

@@ -43,11 +43,12 @@ int nvme_has_room(struct engine *e, uint64_t want)
 		if (margin > NVME_MARGIN)
 			margin = NVME_MARGIN;
 		e->nvme_avail = room.avail > margin ? room.avail - margin : 0;
+		/* What is left of the database's reserve is for what was
+		 * accepted. */
+		if (!meta_reserve_hold(e->meta))
+			e->nvme_avail = 0;
 		e->room_checked_ns = now;
 	}
-	/* What is left of the database's reserve is for what was accepted. */
-	if (!meta_reserve_held(e->meta))
-		return -ENOSPC;
 	return e->nvme_avail > want ? 0 : -ENOSPC;
 }
 

@@ -169,6 +169,19 @@ uint64_t version_next_target(struct engine *e)
 	return target;
 }
 
+void version_retry_failed(struct engine *e)
+{
+	struct versions *vs = &e->versions;
+	struct version *v;
+
+	mutex_lock(&vs->lock);
+	TAILQ_FOREACH(v, &vs->queue, in_order)
+	if (v->state == VERSION_FAILED)
+		v->retry_ns = 0;
+	pthread_cond_broadcast(&vs->work);
+	mutex_unlock(&vs->lock);
+}
+
 static bool is_between(uint64_t seq, uint64_t target, uint64_t dead)
 {
 	return seq <= target && dead > target;
@@ -286,6 +299,52 @@ void version_confirm(struct engine *e, uint64_t id)
 	if (v && v->state == VERSION_QUEUED)
 		v->final = true;
 	mutex_unlock(&e->versions.lock);
+}
+
+/* One that only a target that was given up needed. NULL: there is none. */
+static struct version *next_unpinned_locked(struct versions *vs)
+{
+	struct version *v;
+
+	TAILQ_FOREACH(v, &vs->queue, in_order)
+	if (v->dead_seq && !is_pinned_locked(vs, v->seq, v->dead_seq))
+		break;
+	return v;
+}
+
+uint64_t version_give_up(struct engine *e)
+{
+	struct versions *vs = &e->versions;
+	struct version *v;
+	struct bound *b;
+	uint64_t target;
+
+	mutex_lock(&vs->lock);
+	while ((b = STAILQ_FIRST(&vs->bounds))) {
+		STAILQ_REMOVE_HEAD(&vs->bounds, next);
+		free(b);
+	}
+	mutex_unlock(&vs->lock);
+	target = version_next_target(e);
+	for (;;) {
+		uint64_t id = 0;
+
+		mutex_lock(&vs->lock);
+		v = next_unpinned_locked(vs);
+		if (v) {
+			id = v->id;
+			unlink_locked(vs, v);
+			if (v->held)
+				v = NULL; /* freed by version_unhold() */
+		}
+		mutex_unlock(&vs->lock);
+		if (!id)
+			break;
+		if (v)
+			version_free(e, v);
+		backing_version_gone(e, id);
+	}
+	return target;
 }
 
 /* ---- content ---------------------------------------------------------- */

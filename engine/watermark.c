@@ -25,6 +25,7 @@
 
 #define MS INT64_C(1000000)
 #define LINGER_NS (100 * MS)
+#define PATIENCE_NS (300 * MS) /* for one more try */
 
 void follow_kick(struct engine *e, bool hurry)
 {
@@ -62,14 +63,19 @@ static uint64_t level_seq(struct engine *e, enum level level)
 	return 0;
 }
 
-/* Takes out those who need not wait any longer; err < 0: all but remote. */
+static bool is_told(const struct waiter *w, int err)
+{
+	return err == -ESHUTDOWN || (err && w->patient_ns <= now_mono_ns());
+}
+
+/* Takes out those who need not wait any longer. */
 static void waiters_take_locked(struct engine *e, int err, struct waiter **out)
 {
 	struct waiter *w, *next;
 
 	for (w = STAILQ_FIRST(&e->follow.waiters); w; w = next) {
 		next = STAILQ_NEXT(w, next);
-		if (level_seq(e, w->level) < w->seq && !err)
+		if (level_seq(e, w->level) < w->seq && !is_told(w, err))
 			continue;
 		STAILQ_REMOVE(&e->follow.waiters, w, waiter, next);
 		STAILQ_NEXT(w, next) = *out;
@@ -155,7 +161,14 @@ static void batch_fini(struct engine *e, struct batch *b)
 	free(b->small_crcs);
 }
 
-enum need { NEED_NOTHING, NEED_FLUSH, NEED_FAILED };
+enum need { NEED_NOTHING, NEED_FLUSH, NEED_FAILED, NEED_GIVE_UP };
+
+/* What only this target needs any more must not hold up what is there. */
+static enum need failing(const struct version *v, int *err)
+{
+	*err = v->error;
+	return v->dead_seq ? NEED_GIVE_UP : NEED_FAILED;
+}
 
 static enum need what_is_needed_locked(struct versions *vs, uint64_t target,
 				       int *err)
@@ -169,22 +182,21 @@ static enum need what_is_needed_locked(struct versions *vs, uint64_t target,
 			break;
 		if (v->state == VERSION_FLUSHED)
 			continue;
-		if (v->state == VERSION_FAILED) {
-			*err = v->error;
-			return NEED_FAILED;
-		}
+		if (v->state == VERSION_FAILED)
+			return failing(v, err);
 		/* Failed before, now being tried again: still an error. */
-		if (v->error) {
-			*err = v->error;
-			need = NEED_FAILED;
-		} else if (need == NEED_NOTHING) {
+		if (v->error)
+			need = failing(v, err);
+		else if (need == NEED_NOTHING)
 			need = NEED_FLUSH;
-		}
 	}
 	return need;
 }
 
-/* Waits until all that the target needs is flushed. -ECANCELED: stop. */
+/*
+ * Waits until all that the target needs is flushed. -ECANCELED: stop;
+ * -EAGAIN: give it up.
+ */
 static int wait_needed(struct engine *e, uint64_t target)
 {
 	struct versions *vs = &e->versions;
@@ -203,6 +215,8 @@ static int wait_needed(struct engine *e, uint64_t target)
 			return 0;
 		if (stop)
 			return -ECANCELED;
+		if (need == NEED_GIVE_UP)
+			return -EAGAIN;
 		if (need == NEED_FAILED) {
 			set_error(e, err, "cannot flush");
 			mutex_lock(&vs->lock);
@@ -379,7 +393,8 @@ static int advance_once(struct engine *e)
 
 	b.target = version_next_target(e);
 	if (b.target > meta_nvme_seq(e->meta)) {
-		r = wait_needed(e, b.target);
+		while ((r = wait_needed(e, b.target)) == -EAGAIN)
+			b.target = version_give_up(e);
 		if (r == 0)
 			r = write_batch(e, &b);
 	}
@@ -467,18 +482,27 @@ enum level engine_fsync_level(const struct engine *e)
 static int add_waiter(struct engine *e, uint64_t seq, enum level level,
 		      done_fn *done, void *arg)
 {
-	struct waiter *w = malloc(sizeof(*w));
+	struct waiter *w;
+	bool failed;
 
+	if (level == LEVEL_REMOTE && !e->remote)
+		return -EOPNOTSUPP;
+	w = malloc(sizeof(*w));
 	if (!w)
 		return -ENOMEM;
 	*w = (struct waiter){
 		.seq = seq, .level = level, .done = done, .arg = arg
 	};
 	mutex_lock(&e->follow.lock);
+	failed = e->follow.error != 0;
+	if (failed)
+		w->patient_ns = now_mono_ns() + PATIENCE_NS;
 	STAILQ_INSERT_TAIL(&e->follow.waiters, w, next);
 	e->follow.hurry = true;
 	pthread_cond_broadcast(&e->follow.kick);
 	mutex_unlock(&e->follow.lock);
+	if (failed)
+		version_retry_failed(e);
 	return 0;
 }
 
@@ -534,9 +558,7 @@ void engine_fsync(struct engine *e, uint64_t ino, enum level level,
 		done(arg, r);
 		return;
 	}
-	r = level_error(e, level);
-	if (r == 0)
-		r = add_waiter(e, seq, level, done, arg);
+	r = add_waiter(e, seq, level, done, arg);
 	if (r < 0)
 		done(arg, r);
 }
@@ -579,9 +601,6 @@ int engine_wait(struct engine *e, uint64_t seq, enum level level,
 
 	if (level_seq(e, level) >= seq)
 		return 0;
-	r = level_error(e, level);
-	if (r < 0)
-		return r;
 	w = calloc(1, sizeof(*w));
 	if (!w)
 		return -ENOMEM;

@@ -113,13 +113,15 @@ static int do_reached(struct fs *fs, struct control_msg *m)
 {
 	enum level level = (enum level)CONTROL_LEVEL(m->arg);
 	bool reached = false;
-	int err = engine_reached(fs->engine, m->seq, level, &reached);
+	int err;
 
-	if (!err && !reached && m->arg & CONTROL_WAIT) {
+	if (m->arg & CONTROL_WAIT) {
 		err = engine_wait(fs->engine, m->seq, level, WAIT_MS);
 		reached = !err;
 		if (err == -ETIMEDOUT)
 			err = 0;
+	} else {
+		err = engine_reached(fs->engine, m->seq, level, &reached);
 	}
 	m->arg = reached;
 	put_behind(fs, m, level);

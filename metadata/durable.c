@@ -145,8 +145,9 @@ static int put_contents(struct meta *m, const struct copy_rec *copies,
 	return err;
 }
 
-bool meta_reserve_held(const struct meta *m)
+bool meta_reserve_hold(struct meta *m)
 {
+	reserve_make(&m->durable);
 	return reserve_is_held(&m->durable);
 }
 

@@ -322,11 +322,12 @@ uint64_t meta_nvme_seq(const struct meta *m);     /* D */
 uint64_t meta_remote_seq(const struct meta *m);   /* R; D if no remote */
 
 /*
- * false: NVMe is so full that the reserve had to be released. Accept no new
- * data until it is true again; meta_advance() goes on while what is left of
- * that room lasts, because only D passing an unlink makes room.
+ * false: NVMe is so full that the reserve had to be released, and there is no
+ * room to take it again. Accept no new data until it is true; meta_advance()
+ * goes on while what is left of that room lasts, because only D passing an
+ * unlink makes room. A statvfs(3) while it is not held.
  */
-bool meta_reserve_held(const struct meta *m);
+bool meta_reserve_hold(struct meta *m);
 
 struct small_content {
 	uint64_t version;

@@ -64,7 +64,10 @@ void reserve_make(struct store *s)
 	if (!s->reserve_len || s->reserve_held)
 		return;
 	mutex_lock(&s->reserve_lock);
-	err = s->reserve_held ? 0 : make_locked(s);
+	if (!s->reserve_held && s->reserve_lent)
+		err = -ENOSPC;
+	else
+		err = s->reserve_held ? 0 : make_locked(s);
 	s->reserve_held = !err;
 	mutex_unlock(&s->reserve_lock);
 	if (err && err != -ENOSPC)
@@ -78,8 +81,24 @@ void reserve_release(struct store *s)
 	if (!s->reserve_len || asprintf(&path, "%s/reserve", s->dir) < 0)
 		return;
 	mutex_lock(&s->reserve_lock);
-	if (!unlink(path))
+	/* Not unlink(2): XFS gives such blocks back some time later. */
+	if (!truncate(path, 0))
 		message_warning("%s: nearly full: reserve released", s->dir);
 	s->reserve_held = false;
+	mutex_unlock(&s->reserve_lock);
+}
+
+void reserve_lend(struct store *s)
+{
+	mutex_lock(&s->reserve_lock);
+	s->reserve_lent = true;
+	mutex_unlock(&s->reserve_lock);
+	reserve_release(s);
+}
+
+void reserve_lend_end(struct store *s)
+{
+	mutex_lock(&s->reserve_lock);
+	s->reserve_lent = false;
 	mutex_unlock(&s->reserve_lock);
 }

@@ -348,19 +348,16 @@ static int check_disk(struct store *s, size_t len)
 	if (reserve_free_room(s) >= want)
 		return 0;
 	if (s->reserve_len && s->reserve_held)
-		reserve_release(s);
+		reserve_lend(s);
 	return reserve_free_room(s) >= want ? 0 : -ENOSPC;
 }
 
-int store_write(struct store *s, const struct slice *runs, size_t n, bool sync)
+static int write_checked(struct store *s, const struct slice *runs, size_t n,
+			 bool sync, size_t len)
 {
 	uint64_t generation;
-	size_t len = 0;
-	int err;
+	int err = s->durable ? check_disk(s, len) : 0;
 
-	for (size_t i = 0; i < n; i++)
-		len += runs[i].len;
-	err = s->durable ? check_disk(s, len) : 0;
 	if (err)
 		return err;
 	err = write_once(s, runs, n, sync, &generation);
@@ -369,6 +366,19 @@ int store_write(struct store *s, const struct slice *runs, size_t n, bool sync)
 		if (!err)
 			err = write_once(s, runs, n, sync, &generation);
 	}
+	return err;
+}
+
+int store_write(struct store *s, const struct slice *runs, size_t n, bool sync)
+{
+	size_t len = 0;
+	int err;
+
+	for (size_t i = 0; i < n; i++)
+		len += runs[i].len;
+	err = write_checked(s, runs, n, sync, len);
+	if (s->durable && s->reserve_len && !s->reserve_held)
+		reserve_lend_end(s);
 	if (len > KEEP_BATCH)
 		shrink_batch(s);
 	return err;

@@ -73,7 +73,7 @@ static void run(struct world *w, uint64_t leave)
 
 	for (; n < 20; n++)
 		CHECK_EQ(advance_one(w, n, content), 0);
-	CHECK(meta_reserve_held(w->m));
+	CHECK(meta_reserve_hold(w->m));
 	fill(w->durable, leave);
 	for (; n < 2000 && failed < 5; n++) {
 		err = advance_one(w, n, content);
@@ -81,7 +81,7 @@ static void run(struct world *w, uint64_t leave)
 		failed += !!err;
 	}
 	CHECK_EQ(err, -ENOSPC);
-	CHECK(!meta_reserve_held(w->m));
+	CHECK(!meta_reserve_hold(w->m));
 	d = meta_nvme_seq(w->m);
 	CHECK(d < meta_accepted_seq(w->m));
 	/* create, ls and unlink do not touch it; reading it works */
@@ -94,7 +94,7 @@ static void run(struct world *w, uint64_t leave)
 
 	make_room(w->durable);
 	advance_all(w->m);
-	CHECK(meta_reserve_held(w->m));
+	CHECK(meta_reserve_hold(w->m));
 	all = dump_state(meta_accepted(w->m));
 	world_power_cut(w);
 	got = dump_state(meta_accepted(w->m));
