@@ -437,6 +437,22 @@ static int import_remote(struct start *s)
 	return 0;
 }
 
+/* Before the threads, which kick it. */
+static int start_publisher(struct start *s)
+{
+	struct engine *e = s->e;
+	int r = 0;
+
+	if (!e->remote)
+		return 0;
+	/* A remote given to a mount that had none. */
+	if (e->opened.events_lost)
+		r = publish_compare_all(e->meta);
+	if (r == 0)
+		r = publish_start(e, e->meta, e->remote, &e->publisher);
+	return r == 0 ? 0 : fail(s, r, "cannot start the publisher");
+}
+
 static int start_threads(struct start *s)
 {
 	struct engine *e = s->e;
@@ -450,17 +466,6 @@ static int start_threads(struct start *s)
 				   flusher_main, e))
 			return fail(s, -EAGAIN, "cannot start threads");
 	e->running = true;
-	if (e->remote) {
-		int r = 0;
-
-		/* A remote given to a mount that had none. */
-		if (e->opened.events_lost)
-			r = publish_compare_all(e->meta);
-		if (r == 0)
-			r = publish_start(e, e->meta, e->remote, &e->publisher);
-		if (r < 0)
-			return fail(s, r, "cannot start the publisher");
-	}
 	return 0;
 }
 
@@ -499,6 +504,7 @@ static void engine_init(struct engine *e)
 /* keep: what is in DRAM is still needed. */
 static void engine_free(struct engine *e, bool keep)
 {
+	publish_stop(e->publisher);
 	if (e->fetcher)
 		fetcher_free(e->fetcher);
 	reserve_stop(e->reserve);
@@ -554,6 +560,8 @@ static int start_all(struct start *s)
 	 * may be nothing left but what overwrote it. */
 	if (r == 0)
 		settle(e);
+	if (r == 0)
+		r = start_publisher(s);
 	if (r == 0)
 		r = start_threads(s);
 	return r;
@@ -657,9 +665,9 @@ void engine_stop(struct engine *e, int timeout_s)
 	write_lock_state(e, "draining");
 	mark_all_written(e);
 	r = engine_drain(e, LEVEL_NVME, timeout_s < 0 ? -1 : timeout_s * 1000);
+	stop_threads(e); /* they kick the publisher */
 	publish_stop(e->publisher);
 	e->publisher = NULL;
-	stop_threads(e);
 	follow_fail_waiters(e, -ESHUTDOWN);
 	all = meta_nvme_seq(e->meta) >= meta_accepted_seq(e->meta) &&
 	      TAILQ_EMPTY(&e->watch.list);

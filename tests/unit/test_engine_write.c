@@ -5,6 +5,7 @@
  * same after the process died with unsealed content in DRAM.
  */
 #include <fcntl.h>
+#include <spawn.h>
 #include <string.h>
 #include <sys/wait.h>
 
@@ -107,33 +108,42 @@ static void unlink_file(struct engine *e, const char *name)
 	CHECK(engine_txn_commit(e, t, &seq) == 0);
 }
 
-static void die_with_unsealed_content(void)
+_Noreturn static void die_with_unsealed_content(void)
 {
-	pid_t pid = fork();
+	struct engine *e = start();
+	uint64_t fh, ino;
+
+	ino = create(e, "sealed", &fh);
+	fill(e, ino, fh, 5 << 20, 3);
+	close_file(e, ino, fh);
+	ino = create(e, "unsealed", &fh);
+	fill(e, ino, fh, 100000, 4);
+	_exit(0);
+}
+
+/* This program anew, in a process that had no threads. */
+static void another_dies(void)
+{
+	char *words[] = { "engine_write", nvme, NULL };
+	pid_t pid;
 	int status;
 
-	CHECK(pid >= 0);
-	if (pid == 0) {
-		struct engine *e = start();
-		uint64_t fh, ino;
-
-		ino = create(e, "sealed", &fh);
-		fill(e, ino, fh, 5 << 20, 3);
-		close_file(e, ino, fh);
-		ino = create(e, "unsealed", &fh);
-		fill(e, ino, fh, 100000, 4);
-		_exit(0);
-	}
+	CHECK(posix_spawn(&pid, "/proc/self/exe", NULL, NULL, words, environ) ==
+	      0);
 	CHECK(waitpid(pid, &status, 0) == pid);
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	struct engine *e;
 	struct file_state fs;
 	uint64_t big, small, fh;
 
+	if (argc == 2) {
+		snprintf(nvme, sizeof(nvme), "%s", argv[1]);
+		die_with_unsealed_content();
+	}
 	CHECK(snprintf(nvme, sizeof(nvme), "%s/nvme", check_tmpdir()) <
 	      (int)sizeof(nvme));
 	e = start();
@@ -154,7 +164,7 @@ int main(void)
 	expect(e, "small", 1000, 2);
 	engine_stop(e, -1);
 
-	die_with_unsealed_content();
+	another_dies();
 	e = start();
 	expect(e, "sealed", 5u << 20, 3);
 	expect(e, "unsealed", 100000, 4);
