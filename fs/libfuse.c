@@ -25,6 +25,7 @@
 /* Written while one thread runs; libfuse's hook takes no argument. */
 static char last_message[256];
 
+PRINTF(2, 0)
 static void take_message(enum fuse_log_level level, const char *fmt,
 			 va_list args)
 {
@@ -38,6 +39,7 @@ static void take_message(enum fuse_log_level level, const char *fmt,
 		message_info("libfuse: %s", line);
 }
 
+PRINTF(2, 0)
 static void keep_message(enum fuse_log_level level, const char *fmt,
 			 va_list args)
 {
