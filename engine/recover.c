@@ -230,7 +230,7 @@ static int sweep_nvme(struct recovery *rc)
 		return r;
 	ids_sort(&rc->files);
 	for (size_t i = 0; i < rc->dead.n && r == 0; i++)
-		r = meta_del_copies(e->meta, rc->dead.v[i].id);
+		r = meta_del_copies(e->meta, &rc->dead.v[i].id, 1);
 	if (r < 0)
 		return r;
 	return e->nvme->ops->each(e->nvme, nvme_file, rc);

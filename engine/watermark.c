@@ -341,7 +341,7 @@ static int write_batch(struct engine *e, struct batch *b)
 
 /* ---- what D has passed ------------------------------------------------ */
 
-static void delete_copy(struct engine *e, uint64_t version)
+static int delete_file(struct engine *e, uint64_t version)
 {
 	CLEANUP(copy_rec_fini) struct copy_rec c = { 0 };
 	int r;
@@ -349,11 +349,21 @@ static void delete_copy(struct engine *e, uint64_t version)
 	r = meta_copy(e->meta, version, COPY_NVME, &c);
 	if (!r && c.kind == COPY_FILE)
 		r = e->nvme->ops->remove(e->nvme, c.file);
-	if (r == 0 || r == -ENOENT)
-		r = meta_del_copies(e->meta, version);
+	return r == -ENOENT ? 0 : r;
+}
+
+static void delete_copies(struct engine *e, const uint64_t *versions, size_t n)
+{
+	int r = 0;
+
+	for (size_t i = 0; i < n && r == 0; i++)
+		r = delete_file(e, versions[i]);
+	if (r == 0)
+		r = meta_del_copies(e->meta, versions, n);
 	if (r < 0)
-		message_error("cannot delete version %016lx: %s",
-			      (unsigned long)version, strerror(-r));
+		message_error("cannot delete %zu old versions now, but at the "
+			      "next mount: %s",
+			      n, strerror(-r));
 }
 
 static bool may_delete(struct engine *e, uint64_t dead_seq)
@@ -362,26 +372,32 @@ static bool may_delete(struct engine *e, uint64_t dead_seq)
 	       (!e->publisher || dead_seq <= publish_pin(e->publisher));
 }
 
+/* Those that may go, out of the list. */
+static size_t take_dead(struct engine *e, uint64_t *versions, size_t max)
+{
+	struct dead *d, *next;
+	size_t n = 0;
+
+	mutex_lock(&e->follow.lock);
+	for (d = STAILQ_FIRST(&e->follow.dead); d && n < max; d = next) {
+		next = STAILQ_NEXT(d, next);
+		if (!may_delete(e, d->seq))
+			continue;
+		STAILQ_REMOVE(&e->follow.dead, d, dead, next);
+		versions[n++] = d->version;
+		free(d);
+	}
+	mutex_unlock(&e->follow.lock);
+	return n;
+}
+
 static void bury_the_dead(struct engine *e)
 {
-	for (;;) {
-		struct dead *d, *next, *found = NULL;
+	uint64_t versions[256];
+	size_t n;
 
-		mutex_lock(&e->follow.lock);
-		for (d = STAILQ_FIRST(&e->follow.dead); d; d = next) {
-			next = STAILQ_NEXT(d, next);
-			if (!may_delete(e, d->seq))
-				continue;
-			STAILQ_REMOVE(&e->follow.dead, d, dead, next);
-			found = d;
-			break;
-		}
-		mutex_unlock(&e->follow.lock);
-		if (!found)
-			return;
-		delete_copy(e, found->version);
-		free(found);
-	}
+	while ((n = take_dead(e, versions, 256)))
+		delete_copies(e, versions, n);
 }
 
 /* ---- the thread ------------------------------------------------------- */

@@ -123,38 +123,46 @@ static int copy_kind(struct meta *m, uint64_t version, enum copy_kind *kind)
 	return err;
 }
 
-int meta_del_copy(struct meta *m, uint64_t version, enum copy_tier tier)
+static int del_copy(struct meta *m, struct bytes *ops, uint64_t version,
+		    enum copy_tier tier)
 {
-	CLEANUP(bytes_fini) struct bytes ops = { 0 };
 	enum copy_kind kind;
 	struct key key;
 	int err;
 
-	if (tier == COPY_NVME) {
-		err = copy_kind(m, version, &kind);
-		if (err)
-			return err == -ENOENT ? 0 : err;
-		key_number(&key, version);
-		if (kind == COPY_SMALL)
-			op_del(&ops, CF_SMALL, key_slice(&key));
-	}
 	key_copy(&key, version, tier);
-	op_del(&ops, CF_COPY, key_slice(&key));
-	return write_ops(m, &ops, false);
-}
-
-int meta_del_copies(struct meta *m, uint64_t version)
-{
-	int err = meta_del_copy(m, version, COPY_NVME);
-	struct key key;
-
-	if (err)
-		return err;
-	key_copy(&key, version, COPY_REMOTE);
-	err = store_has(&m->durable, NULL, CF_COPY, key_slice(&key));
+	if (tier == COPY_NVME)
+		err = copy_kind(m, version, &kind);
+	else
+		err = store_has(&m->durable, NULL, CF_COPY, key_slice(&key));
 	if (err)
 		return err == -ENOENT ? 0 : err;
-	return meta_del_copy(m, version, COPY_REMOTE);
+	op_del(ops, CF_COPY, key_slice(&key));
+	key_number(&key, version);
+	if (tier == COPY_NVME && kind == COPY_SMALL)
+		op_del(ops, CF_SMALL, key_slice(&key));
+	return 0;
+}
+
+int meta_del_copy(struct meta *m, uint64_t version, enum copy_tier tier)
+{
+	CLEANUP(bytes_fini) struct bytes ops = { 0 };
+	int err = del_copy(m, &ops, version, tier);
+
+	return err || !ops.len ? err : write_ops(m, &ops, false);
+}
+
+int meta_del_copies(struct meta *m, const uint64_t *versions, size_t n)
+{
+	CLEANUP(bytes_fini) struct bytes ops = { 0 };
+	int err = 0;
+
+	for (size_t i = 0; i < n && !err; i++) {
+		err = del_copy(m, &ops, versions[i], COPY_NVME);
+		if (!err)
+			err = del_copy(m, &ops, versions[i], COPY_REMOTE);
+	}
+	return err || !ops.len ? err : write_ops(m, &ops, false);
 }
 
 int meta_set_note(struct meta *m, const char *name, const void *val, size_t len)

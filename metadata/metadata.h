@@ -309,9 +309,10 @@ MUST_CHECK int meta_small(const struct meta *m, uint64_t version, void **out,
 /* Outside of a target: a copy found or made later (remote, promoted). */
 MUST_CHECK int meta_put_copy(struct meta *m, const struct copy_rec *c,
 			     bool sync);
-/* Forget copies (and the small content) of a version; unsynced is enough:
- * a forgotten deletion is found again by the sweep at start-up. */
-MUST_CHECK int meta_del_copies(struct meta *m, uint64_t version);
+/* Forget copies (and small contents) of n versions, in one write; unsynced is
+ * enough: a forgotten deletion is found again by the sweep at start-up. */
+MUST_CHECK int meta_del_copies(struct meta *m, const uint64_t *versions,
+			       size_t n);
 MUST_CHECK int meta_del_copy(struct meta *m, uint64_t version,
 			     enum copy_tier tier);
 

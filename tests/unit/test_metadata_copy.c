@@ -89,8 +89,11 @@ static void in_a_target(struct world *w)
 	uint64_t n;
 	CHECK_EQ(meta_fsck(w->m, NULL, NULL, &n), 0);
 	CHECK_EQ(n, 0);
+	uint64_t ids[N];
+
 	for (int i = 0; i < N; i++)
-		CHECK_EQ(meta_del_copies(w->m, smalls[i].version), 0);
+		ids[i] = smalls[i].version;
+	CHECK_EQ(meta_del_copies(w->m, ids, N), 0);
 	CHECK_EQ(n_copies(w->m), 0);
 	void *p;
 	size_t len;
@@ -124,8 +127,9 @@ static void outside(struct world *w)
 	CHECK_EQ(meta_del_copy(w->m, 1000, COPY_NVME), 0);
 	CHECK_EQ(meta_copy(w->m, 1000, COPY_NVME, &c), -ENOENT);
 	has(w->m, &remote);
-	CHECK_EQ(meta_del_copies(w->m, 1000), 0);
-	CHECK_EQ(meta_del_copies(w->m, 1000), 0); /* nothing there is fine */
+	CHECK_EQ(meta_del_copies(w->m, &nvme.version, 1), 0);
+	CHECK_EQ(meta_del_copies(w->m, &nvme.version, 1),
+		 0); /* nothing there is fine */
 	CHECK_EQ(n_copies(w->m), 0);
 }
 

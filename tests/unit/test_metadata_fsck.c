@@ -126,7 +126,7 @@ static void copies(struct meta *m, uint64_t version)
 
 	CHECK_EQ(meta_put_copy(m, &c, true), 0);
 	finds(m, "but a copy of 99");
-	CHECK_EQ(meta_del_copies(m, version), 0);
+	CHECK_EQ(meta_del_copies(m, &version, 1), 0);
 	finds(m, "no copy");
 	c = file_copy(version, 100);
 	c.kind = COPY_SMALL;
