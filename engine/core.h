@@ -211,6 +211,7 @@ struct engine {
 		TAILQ_HEAD(, inode) list;
 		unsigned n, settling;
 		bool stop;
+		bool asleep;              /* the settler: it must be woken */
 		_Atomic unsigned pending; /* n + settling, for the fast path */
 	} marks;
 	struct {
@@ -218,6 +219,7 @@ struct engine {
 		pthread_cond_t added;
 		TAILQ_HEAD(, inode) list;
 		bool stop;
+		bool asleep; /* the leaser: it must be woken */
 	} watch;
 	struct backings backings;
 	struct versions versions;
@@ -368,6 +370,8 @@ void mark_add(struct engine *e, struct inode *in);
 /* Takes the mark back; true: it was there (its reference is the caller's). */
 bool mark_remove(struct engine *e, struct inode *in);
 void settle(struct engine *e);
+/* The last writer of in let go: what comes next need not wait for its seal. */
+void settle_released(struct engine *e, struct inode *in);
 /* What the file holds now becomes a version, if it changed. */
 MUST_CHECK int seal_snapshot_locked(struct engine *e, struct inode *in)
 	MUST_HOLD(in->lock);

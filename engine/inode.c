@@ -302,7 +302,7 @@ void file_release(struct engine *e, uint64_t ino, uint64_t fh)
 {
 	struct inode *in = inode_find(e, ino);
 	struct handle *h;
-	bool mark = false;
+	bool mark = false, last = false;
 
 	if (!in)
 		return;
@@ -317,8 +317,8 @@ void file_release(struct engine *e, uint64_t ino, uint64_t fh)
 				in->n_unflushed--;
 			/* One that was flushed has had its mark; the last
 			 * one of all may make the seal final. */
-			mark = in->written &&
-			       (!h->flushed || in->n_writers == 0);
+			last = in->n_writers == 0;
+			mark = in->written && (!h->flushed || last);
 		}
 		if (in->n_handles == 0)
 			last_handle_gone_locked(e, in);
@@ -326,6 +326,8 @@ void file_release(struct engine *e, uint64_t ino, uint64_t fh)
 	mutex_unlock(&in->lock);
 	if (mark)
 		mark_add(e, in);
+	if (mark && last)
+		settle_released(e, in);
 	if (h)
 		inode_put(e, in); /* the handle's */
 	free(h);
@@ -372,7 +374,9 @@ void watch_add(struct engine *e, struct inode *in)
 	if (!in->in_watch) {
 		TAILQ_INSERT_TAIL(&e->watch.list, in, watched);
 		in->in_watch = added = true;
-		pthread_cond_signal(&e->watch.added);
+		if (e->watch.asleep)
+			pthread_cond_signal(&e->watch.added);
+		e->watch.asleep = false;
 	}
 	mutex_unlock(&e->watch.lock);
 	if (!added)

@@ -247,8 +247,34 @@ static bool look_at_all(struct engine *e)
 	return growing;
 }
 
+/*
+ * Waits until it is time to look again. Asleep only if nobody has written for
+ * a while: to be woken for each new file costs more than to look. true: woken
+ * by a new writer.
+ */
+static bool wait_to_look(struct engine *e, int64_t wait, bool *stop)
+{
+	bool woken = false;
+
+	mutex_lock(&e->watch.lock);
+	if (wait == LOOK_IDLE_NS) {
+		e->watch.asleep = true;
+		if (TAILQ_EMPTY(&e->watch.list))
+			wait = 50 * LOOK_IDLE_NS;
+	}
+	if (!e->watch.stop) {
+		cond_wait_ns(&e->watch.added, &e->watch.lock, wait);
+		woken = wait >= LOOK_IDLE_NS && !e->watch.asleep;
+	}
+	e->watch.asleep = false;
+	*stop = e->watch.stop;
+	mutex_unlock(&e->watch.lock);
+	return woken;
+}
+
 void *leaser_main(void *arg)
 {
+	const struct timespec moment = { .tv_nsec = LOOK_NS };
 	struct engine *e = arg;
 	int64_t busy_until = 0;
 	bool stop = false;
@@ -258,24 +284,13 @@ void *leaser_main(void *arg)
 
 		if (look_at_all(e))
 			busy_until = now + 2 * LOOK_IDLE_NS;
-		mutex_lock(&e->watch.lock);
-		if (TAILQ_EMPTY(&e->watch.list) && !e->watch.stop) {
-			pthread_cond_wait(&e->watch.added, &e->watch.lock.m);
+		if (wait_to_look(e, now < busy_until ? LOOK_NS : LOOK_IDLE_NS,
+				 &stop)) {
+			/* It is looked at in a millisecond, not before it
+			 * wrote anything. */
 			busy_until = now_mono_ns() + LOOK_IDLE_NS;
+			nanosleep(&moment, NULL);
 		}
-		if (!e->watch.stop) {
-			/* A signal means one more writer: look at it in a
-			 * millisecond, not before it wrote anything. */
-			mutex_unlock(&e->watch.lock);
-			struct timespec ts = { .tv_nsec =
-						       now < busy_until
-							       ? LOOK_NS
-							       : LOOK_IDLE_NS };
-			nanosleep(&ts, NULL);
-			mutex_lock(&e->watch.lock);
-		}
-		stop = e->watch.stop;
-		mutex_unlock(&e->watch.lock);
 	}
 	return NULL;
 }

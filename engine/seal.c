@@ -32,6 +32,7 @@
 #define MS INT64_C(1000000)
 #define MAPPED_EVERY (2000 * MS)
 #define SETTLE_BY (100 * MS)
+#define AWAKE (20 * MS)
 #define N_EXTENTS_SEEN 256
 #define TICK_NS (20 * MS) /* coarse ctime may hide a change this long */
 
@@ -56,7 +57,8 @@ void mark_add(struct engine *e, struct inode *in)
 		in->in_marks = added = true;
 		e->marks.n++;
 		e->marks.pending++;
-		pthread_cond_signal(&e->marks.added);
+		if (e->marks.asleep)
+			pthread_cond_signal(&e->marks.added);
 	}
 	mutex_unlock(&e->marks.lock);
 	if (!added)
@@ -490,6 +492,19 @@ void settle(struct engine *e)
 	mutex_unlock(&e->marks.lock);
 }
 
+void settle_released(struct engine *e, struct inode *in)
+{
+	bool first;
+
+	mutex_lock(&e->marks.lock);
+	first = !e->marks.settling && TAILQ_FIRST(&e->marks.list) == in;
+	if (first)
+		pop_mark_locked(e, in);
+	mutex_unlock(&e->marks.lock);
+	if (first)
+		settle_popped(e, in, false);
+}
+
 /* The next look at a mark of this age: 1, 10, 100 ms after it was set. */
 static int64_t next_look(int64_t age)
 {
@@ -579,22 +594,30 @@ static void look_at_mapped(struct engine *e)
 void *settler_main(void *arg)
 {
 	struct engine *e = arg;
-	int64_t mapped_at = now_mono_ns();
+	int64_t mapped_at = now_mono_ns(), marked_at = 0;
 
 	for (;;) {
-		int64_t wait = settle_due(e);
+		int64_t now, wait = settle_due(e);
 		bool stop;
 
-		if (now_mono_ns() - mapped_at > 500 * MS) {
+		now = now_mono_ns();
+		if (wait >= 0)
+			marked_at = now;
+		if (now - mapped_at > 500 * MS) {
 			look_at_mapped(e);
-			mapped_at = now_mono_ns();
+			mapped_at = now;
 		}
-		if (wait < 0 || wait > 500 * MS)
-			wait = 500 * MS;
 		mutex_lock(&e->marks.lock);
+		/* Where files are closed all the time it is not woken for
+		 * each: that costs more than the seal. */
+		e->marks.asleep = wait < 0 && now - marked_at > AWAKE;
+		if (wait < 0)
+			wait = e->marks.asleep ? 500 * MS : MS;
 		stop = e->marks.stop;
-		if (!stop && (e->marks.n == 0 || wait > 0))
+		if (!stop)
 			cond_wait_ns(&e->marks.added, &e->marks.lock, wait);
+		if (e->marks.asleep && e->marks.n)
+			marked_at = now_mono_ns();
 		mutex_unlock(&e->marks.lock);
 		if (stop)
 			return NULL;
