@@ -248,6 +248,9 @@ static int attach_locked(struct engine *e, struct inode *in,
 		return inode_use_backing_locked(e, in, b);
 	if (!version_small(e, rec->version, &small, &len))
 		return promote_small(e, in, rec->version, small, len, false);
+	/* In this order: once it is recorded it is not among those. */
+	if (!version_flushed(e, rec->version, &copy))
+		return use_nvme_copy(e, in, &copy);
 	r = meta_copy(e->meta, rec->version, COPY_NVME, &copy);
 	if (!r)
 		return use_nvme_copy(e, in, &copy);

@@ -6,6 +6,7 @@ import mmap
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -385,3 +386,20 @@ def test_many_versions_of_one_file(fresh):
     if not m.plain:
         assert data == noise(50_099, 99) or \
             data == noise(MB + len(data) - MB, len(data) - MB)
+
+
+def test_opened_for_writing_and_nothing_written(fresh):
+    """Flushed, but not in the durable database yet: its content is found
+    whichever moment is met."""
+    m = fresh(faulty="sync_names:delay=300ms")
+    data = noise(3 << 20)
+    for i in range(8):
+        f = write(m.path / "f", data)
+        (m.path / "event").touch()
+        time.sleep(0.04 * i)
+        with opened(f, os.O_RDWR):
+            pass
+        (m.path / "event").unlink()
+        for _ in range(5):
+            assert read(f) == data
+        os.unlink(f)
