@@ -177,6 +177,11 @@ struct waiter {
 	void *arg;
 };
 
+struct rate {
+	uint64_t bytes;          /* at the last sample; the settler's */
+	_Atomic uint64_t lately; /* bytes per second */
+};
+
 struct dropped {
 	uint64_t version;
 };
@@ -238,11 +243,12 @@ struct engine {
 		char error_text[200];
 	} follow;
 
-	_Atomic uint64_t flushed_bytes, n_spilled, n_fetched, written_bytes;
+	_Atomic uint64_t flushed_bytes, n_spilled, n_fetched;
+	_Atomic uint64_t sealed_bytes; /* ever, as flushed_bytes is */
 	_Atomic int64_t room_checked_ns;
 	_Atomic uint64_t nvme_avail;
 	_Atomic uint64_t n_unsealed;
-	uint64_t rate_flush, rate_publish; /* bytes per second; sampled */
+	struct rate rates[3]; /* by level: what moved to it */
 
 	pthread_t follower, settler, leaser, flusher[2];
 	unsigned n_flushers;
@@ -303,6 +309,10 @@ uint64_t version_next_target(struct engine *e);
 /* The target and those chosen for later cannot be reached: the newest number
  * in their place. What only they needed is dropped. */
 uint64_t version_give_up(struct engine *e);
+/* Its file on NVMe, though the durable database does not know it yet. No
+ * checksums. -ENOENT: there is none, or it is recorded. */
+MUST_CHECK int version_flushed(struct engine *e, uint64_t id,
+			       struct copy_rec *out);
 /* What failed is tried again at once: somebody waits for it. */
 void version_retry_failed(struct engine *e);
 void version_hold_locked(struct version *v);
@@ -401,6 +411,10 @@ void follow_dead(struct engine *e, uint64_t version, uint64_t seq);
 void follow_fail_waiters(struct engine *e, int err);
 /* Why D stands still, 0 if it does not. */
 MUST_CHECK int follow_error(struct engine *e);
+
+/* state.c */
+/* What moved since the last call, `ns` ago. The settler's. */
+void rates_sample(struct engine *e, int64_t ns);
 
 /* recover.c */
 MUST_CHECK int recover_tiers(struct engine *e);

@@ -605,6 +605,7 @@ void *settler_main(void *arg)
 			marked_at = now;
 		if (now - mapped_at > 500 * MS) {
 			look_at_mapped(e);
+			rates_sample(e, now - mapped_at);
 			mapped_at = now;
 		}
 		mutex_lock(&e->marks.lock);

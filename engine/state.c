@@ -247,6 +247,7 @@ static void status_dram(struct engine *e, struct tier_status *t)
 	t->used = rs.charged;
 	t->size = rs.limit;
 	t->seq = meta_accepted_seq(e->meta);
+	t->rate = e->rates[LEVEL_DRAM].lately;
 	if (rs.note[0])
 		snprintf(t->note, sizeof(t->note), "%s", rs.note);
 	else if (e->config.reserve)
@@ -267,7 +268,7 @@ static void status_nvme(struct engine *e, struct tier_status *t)
 	}
 	snprintf(t->note, sizeof(t->note), "%s", e->nvme->io);
 	t->seq = meta_nvme_seq(e->meta);
-	t->rate = e->rate_flush;
+	t->rate = e->rates[LEVEL_NVME].lately;
 	mutex_lock(&vs->lock);
 	t->behind_bytes = vs->bytes;
 	v = TAILQ_FIRST(&vs->queue);
@@ -277,6 +278,27 @@ static void status_nvme(struct engine *e, struct tier_status *t)
 	mutex_lock(&e->follow.lock);
 	snprintf(t->error, sizeof(t->error), "%s", e->follow.error_text);
 	mutex_unlock(&e->follow.lock);
+}
+
+/* Half of what is seen now, half of what was before: a short burst shows for
+ * some seconds, and no more than a burst. */
+static void sample(struct rate *r, uint64_t bytes, int64_t ns)
+{
+	double moved = (double)(bytes - r->bytes) * 1e9 / (double)ns;
+
+	r->lately = (uint64_t)(moved / 2 + (double)r->lately / 2);
+	r->bytes = bytes;
+}
+
+void rates_sample(struct engine *e, int64_t ns)
+{
+	struct publish_status ps = { 0 };
+
+	if (e->publisher)
+		publish_status(e->publisher, &ps);
+	sample(&e->rates[LEVEL_DRAM], e->sealed_bytes, ns);
+	sample(&e->rates[LEVEL_NVME], e->flushed_bytes, ns);
+	sample(&e->rates[LEVEL_REMOTE], ps.bytes_done, ns);
 }
 
 struct unpublished {
@@ -302,10 +324,10 @@ static void status_remote(struct engine *e, struct tier_status *t)
 
 	snprintf(t->name, sizeof(t->name), "remote");
 	t->seq = meta_remote_seq(e->meta);
-	(void)!e->remote->ops->room(e->remote, &t->size, &t->used);
-	t->used = t->size - t->used;
 	publish_status(e->publisher, &ps);
-	t->rate = e->rate_publish;
+	t->size = ps.room_total;
+	t->used = ps.room_total - ps.room_avail;
+	t->rate = e->rates[LEVEL_REMOTE].lately;
 	snprintf(t->error, sizeof(t->error), "%s", ps.error);
 	if (meta_events(e->meta, t->seq, count_event, &u) >= 0) {
 		t->behind_bytes = u.bytes;

@@ -112,6 +112,7 @@ void version_insert(struct engine *e, struct version *v)
 	LIST_INSERT_HEAD(&vs->by_id[bucket_of(v->id)], v, by_id);
 	vs->n++;
 	vs->bytes += v->size;
+	e->sealed_bytes += v->size;
 	vs->n_since++;
 	if (v->size <= META_SMALL_MAX)
 		vs->smalls_len += v->size;
@@ -451,6 +452,25 @@ int version_small(struct engine *e, uint64_t id, void **out, size_t *len)
 	r = version_load_small(e, v, out);
 	*len = v->size;
 	version_unhold(e, v);
+	return r;
+}
+
+int version_flushed(struct engine *e, uint64_t id, struct copy_rec *out)
+{
+	struct versions *vs = &e->versions;
+	struct version *v;
+	int r = -ENOENT;
+
+	mutex_lock(&vs->lock);
+	v = find_locked(vs, id);
+	if (v && v->state == VERSION_FLUSHED && v->size > META_SMALL_MAX) {
+		*out = (struct copy_rec){ .version = id,
+					  .kind = COPY_FILE,
+					  .file = v->file,
+					  .size = v->size };
+		r = 0;
+	}
+	mutex_unlock(&vs->lock);
 	return r;
 }
 

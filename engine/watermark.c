@@ -279,6 +279,7 @@ static int batch_add_small(struct engine *e, struct batch *b, struct version *v,
 	c->kind = COPY_SMALL;
 	c->crcs = &b->small_crcs[b->n_smalls];
 	b->n_smalls++;
+	e->flushed_bytes += v->size;
 	return 0;
 }
 
