@@ -111,6 +111,8 @@ struct versions {
 	STAILQ_HEAD(, bound) bounds; /* later targets: pin, too */
 	uint64_t log_len, smalls_len, n_since; /* since the last of them */
 	uint64_t n, bytes;
+	uint64_t n_recorded;  /* ever */
+	unsigned n_recording; /* out of the queue, still held */
 	bool stop;
 };
 
@@ -304,6 +306,9 @@ void version_dead(struct engine *e, uint64_t id, uint64_t seq);
 /* After a commit of that many bytes, before any version_dead() of it: what
  * waits for the follower is cut into targets of bounded size. */
 void version_bound(struct engine *e, size_t len);
+/* DRAM has no room: waits until more of it can be evicted. false: nothing is
+ * on its way to NVMe that would make room. */
+bool version_wait_recorded(struct engine *e);
 /* The follower's next target, pinned; D if there is none. */
 uint64_t version_next_target(struct engine *e);
 /* The target and those chosen for later cannot be reached: the newest number

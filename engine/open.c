@@ -697,11 +697,29 @@ static int fallocate_fd(int fd, int mode, uint64_t off, uint64_t len)
 	return fallocate(fd, mode, (off_t)off, (off_t)len) ? -errno : 0;
 }
 
+static int fallocate_locked(struct engine *e, struct inode *in, int mode,
+			    uint64_t off, uint64_t len) MUST_HOLD(in->lock);
+static int fallocate_locked(struct engine *e, struct inode *in, int mode,
+			    uint64_t off, uint64_t len)
+{
+	int fd, r = 0;
+
+	if (!(mode & FALLOC_FL_PUNCH_HOLE))
+		r = lease_exact_locked(e, in, off + len);
+	if (r == 0)
+		r = writable_fd_locked(e, in, &fd);
+	if (r < 0)
+		return r;
+	r = fallocate_fd(fd, mode, off, len);
+	writable_fd_done_locked(in, fd);
+	return r;
+}
+
 int file_fallocate(struct engine *e, uint64_t ino, uint64_t fh, int mode,
 		   uint64_t off, uint64_t len)
 {
 	struct inode *in = inode_find(e, ino);
-	int fd, r = 0;
+	int r;
 
 	(void)fh;
 	if (!in)
@@ -710,16 +728,12 @@ int file_fallocate(struct engine *e, uint64_t ino, uint64_t fh, int mode,
 		inode_put(e, in);
 		return -EFBIG;
 	}
-	mutex_lock(&in->lock);
-	if (!(mode & FALLOC_FL_PUNCH_HOLE))
-		r = lease_exact_locked(e, in, off + len);
-	if (r == 0)
-		r = writable_fd_locked(e, in, &fd);
-	if (r == 0) {
-		r = fallocate_fd(fd, mode, off, len);
-		writable_fd_done_locked(in, fd);
-	}
-	mutex_unlock(&in->lock);
+	do {
+		mutex_lock(&in->lock);
+		r = fallocate_locked(e, in, mode, off, len);
+		mutex_unlock(&in->lock);
+		/* It slows down while there is room to come. */
+	} while (r == -ENOSPC && version_wait_recorded(e));
 	inode_put(e, in);
 	return r;
 }

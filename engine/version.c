@@ -282,13 +282,41 @@ void version_recorded(struct engine *e, struct version *v)
 		unlink_locked(&e->versions, v);
 	v->recorded = true;
 	dead_seq = v->dead_seq;
+	e->versions.n_recording++;
 	mutex_unlock(&e->versions.lock);
 	version_unhold(e, v);
+	mutex_lock(&e->versions.lock);
+	e->versions.n_recording--;
+	e->versions.n_recorded++;
+	pthread_cond_broadcast(&e->versions.changed);
+	mutex_unlock(&e->versions.lock);
 	/* One that died while the batch was written has a record too. */
 	if (dead_seq) {
 		follow_dead(e, id, dead_seq);
 		backing_version_gone(e, id);
 	}
+}
+
+bool version_wait_recorded(struct engine *e)
+{
+	struct versions *vs = &e->versions;
+	uint64_t before;
+	bool more = true;
+
+	follow_kick(e, true);
+	mutex_lock(&vs->lock);
+	before = vs->n_recorded;
+	while (more && vs->n_recorded == before) {
+		more = (vs->n || vs->n_recording) && !vs->stop;
+		if (more)
+			cond_wait_ns(&vs->changed, &vs->lock, WAIT_LOOK_NS);
+		mutex_unlock(&vs->lock);
+		if (follow_error(e))
+			more = false;
+		mutex_lock(&vs->lock);
+	}
+	mutex_unlock(&vs->lock);
+	return more;
 }
 
 void version_confirm(struct engine *e, uint64_t id)

@@ -256,3 +256,15 @@ def test_reflink_is_refused_in_words_that_cp_knows(d, mode):
                                errno.EINVAL)
             return
     assert read(d / "g") == DATA
+
+
+def test_waits_for_room(fresh):
+    """DRAM full of what is on its way to NVMe: fallocate slows down, and does
+    not fail."""
+    m = fresh(dram="64M", flush_rate="60M")
+    with opened(m.path / "f", os.O_RDWR | os.O_CREAT) as fd:
+        os.write(fd, b"begun")
+        for i in range(3):
+            write(m.path / f"other{i}", noise(18 * MB))
+        fallocate(fd, 0, 0, 40 * MB)
+        assert os.fstat(fd).st_size == 40 * MB
