@@ -702,13 +702,13 @@ static int fallocate_locked(struct engine *e, struct inode *in, int mode,
 static int fallocate_locked(struct engine *e, struct inode *in, int mode,
 			    uint64_t off, uint64_t len)
 {
-	int fd, r = 0;
+	int fd = -1, r = 0;
 
 	if (!(mode & FALLOC_FL_PUNCH_HOLE))
 		r = lease_exact_locked(e, in, off + len);
 	if (r == 0)
 		r = writable_fd_locked(e, in, &fd);
-	if (r < 0)
+	if (r != 0)
 		return r;
 	r = fallocate_fd(fd, mode, off, len);
 	writable_fd_done_locked(in, fd);
