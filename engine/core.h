@@ -84,6 +84,11 @@ struct version {
 	void *small;             /* captured content, size bytes */
 	uint32_t *crcs;          /* once FLUSHED */
 	uint64_t file;           /* NVMe file, once FLUSHED */
+	/* Snapshot that was sealed just before, perhaps the same content: held
+	 * until this one is flushed or freed. */
+	struct version *base;
+	bool gave_file; /* a later version has taken `file` ... */
+	bool took_file; /* ... this one */
 	int error;
 	int64_t retry_ns; /* FAILED: not before */
 	int64_t backoff_ns;
@@ -299,6 +304,9 @@ void versions_init(struct versions *vs);
 void versions_fini(struct engine *e);
 /* Under the door, before the commit that seals it. v->seq is set. */
 void version_insert(struct engine *e, struct version *v);
+/* Under the door too, before that: v is sealed after the unrecorded snapshot
+ * `base` of the same inode, and size and ctime have not moved since. */
+void version_begin_from(struct engine *e, struct version *v, uint64_t base);
 /* The commit failed, or start-up changed its mind. */
 void version_discard(struct engine *e, uint64_t id);
 /* After the commit: version was replaced or unlinked at seq. */

@@ -232,19 +232,28 @@ static void rec_take_content(struct inode_rec *rec, int fd,
 	rec->version = version;
 }
 
+static bool unmoved_since(const struct look *sealed, const struct stat *st)
+{
+	struct look now = { true, (uint64_t)st->st_size, st->st_ctim };
+
+	return look_same(sealed, &now);
+}
+
 /* Puts the records of the seal into t; v is in the table afterwards. */
 static int fill_seal(struct engine *e, struct inode *in, struct txn *t,
 		     const struct stat *st, struct version *v)
 {
 	struct inode_rec rec;
 	struct version_rec vr;
+	uint64_t before;
 	int r;
 
 	r = view_inode(meta_accepted(e->meta), in->ino, &rec);
 	if (r < 0)
 		return r;
-	if (rec.version)
-		drop_version(e, t, rec.version);
+	before = rec.version;
+	if (before)
+		drop_version(e, t, before);
 	rec_take_content(&rec, in->ro_fd, st, v->id);
 	txn_put_inode(t, &rec);
 	vr = (struct version_rec){
@@ -262,6 +271,8 @@ static int fill_seal(struct engine *e, struct inode *in, struct txn *t,
 	r = add_seal_event(e, t, &rec);
 	if (r < 0)
 		return r;
+	if (v->final && unmoved_since(&in->sealed, st))
+		version_begin_from(e, v, before);
 	v->seq = txn_seq(t);
 	version_insert(e, v);
 	return 0;

@@ -58,12 +58,32 @@ struct version *version_new(uint64_t id, uint64_t ino, uint64_t size)
 /* Out of the table; what it held goes with it. */
 static void version_free(struct engine *e, struct version *v)
 {
-	if (!v->recorded && v->size > META_SMALL_MAX)
-		(void)!e->nvme->ops->remove(e->nvme, v->id);
+	if (!v->recorded && v->size > META_SMALL_MAX) {
+		if (!v->gave_file)
+			(void)!e->nvme->ops->remove(e->nvme, v->id);
+		if (v->took_file)
+			(void)!e->nvme->ops->remove(e->nvme, v->file);
+	}
+	if (v->base)
+		version_unhold(e, v->base);
 	backing_put(e, v->backing);
 	free(v->small);
 	free(v->crcs);
 	free(v);
+}
+
+/* With those that only their successors hold. */
+static void fini_chain(struct version *v)
+{
+	while (v) {
+		struct version *base = v->base && v->base->gone ? v->base
+								: NULL;
+
+		free(v->small);
+		free(v->crcs);
+		free(v);
+		v = base;
+	}
 }
 
 void versions_fini(struct engine *e)
@@ -79,9 +99,7 @@ void versions_fini(struct engine *e)
 	while ((v = TAILQ_FIRST(&vs->queue))) {
 		TAILQ_REMOVE(&vs->queue, v, in_order);
 		LIST_REMOVE(v, by_id);
-		free(v->small);
-		free(v->crcs);
-		free(v);
+		fini_chain(v);
 	}
 	mutex_fini(&vs->lock);
 }
@@ -243,6 +261,20 @@ void version_unhold(struct engine *e, struct version *v)
 	mutex_unlock(&e->versions.lock);
 	if (last)
 		version_free(e, v);
+}
+
+void version_begin_from(struct engine *e, struct version *v, uint64_t base)
+{
+	struct versions *vs = &e->versions;
+	struct version *b;
+
+	mutex_lock(&vs->lock);
+	b = find_locked(vs, base);
+	if (b && !b->final && b->size > META_SMALL_MAX) {
+		version_hold_locked(b);
+		v->base = b;
+	}
+	mutex_unlock(&vs->lock);
 }
 
 void version_dead(struct engine *e, uint64_t id, uint64_t seq)
@@ -807,6 +839,15 @@ int version_open_bytes(struct engine *e, uint64_t version, int *fd,
 
 /* ---- the flusher ------------------------------------------------------ */
 
+/* Its flush may turn out to be this version's as well. */
+static bool waits_for_base(const struct version *v)
+{
+	const struct version *b = v->base;
+
+	return b && (b->state == VERSION_RUNNING ||
+		     (b->state == VERSION_QUEUED && !b->gone));
+}
+
 static struct version *next_work_locked(struct versions *vs, int64_t now,
 					int64_t *wait_ns)
 {
@@ -815,7 +856,7 @@ static struct version *next_work_locked(struct versions *vs, int64_t now,
 	*wait_ns = -1;
 	TAILQ_FOREACH(v, &vs->queue, in_order)
 	{
-		if (v->state == VERSION_QUEUED)
+		if (v->state == VERSION_QUEUED && !waits_for_base(v))
 			return v;
 		if (v->state != VERSION_FAILED)
 			continue;
@@ -875,6 +916,53 @@ static int run_stable(const struct flush_job *job)
 	return r;
 }
 
+/* Nobody else can find it any more. */
+static bool may_give_locked(const struct version *b)
+{
+	return b->gone && !b->recorded && b->state == VERSION_FLUSHED &&
+	       b->file == b->id;
+}
+
+/* The base was flushed, nobody needs its file any more, and it holds the very
+ * bytes: the file is v's. */
+static bool take_file_of_base(struct engine *e, struct version *v, int fd)
+{
+	struct versions *vs = &e->versions;
+	struct version *b = v->base;
+	uint32_t n = (uint32_t)N_CHUNKS(v->size);
+	bool taken;
+
+	mutex_lock(&vs->lock);
+	taken = may_give_locked(b) && b->size == v->size;
+	mutex_unlock(&vs->lock);
+	if (!taken || checksum_verify(fd, v->size, b->crcs, n, NULL))
+		return false;
+	mutex_lock(&vs->lock);
+	taken = may_give_locked(b);
+	if (taken) {
+		b->gave_file = v->took_file = true;
+		v->file = b->file;
+		free(v->crcs);
+		v->crcs = MOVE(b->crcs);
+	}
+	mutex_unlock(&vs->lock);
+	if (taken) /* what was set aside for it */
+		(void)!e->nvme->ops->remove(e->nvme, v->id);
+	return taken;
+}
+
+static void base_done(struct engine *e, struct version *v)
+{
+	struct version *b;
+
+	mutex_lock(&e->versions.lock);
+	b = v->base;
+	v->base = NULL;
+	mutex_unlock(&e->versions.lock);
+	if (b)
+		version_unhold(e, b);
+}
+
 static int flush_version(struct engine *e, struct version *v, struct backing *b)
 {
 	struct tier *src = backing_tier(e, b->where);
@@ -889,6 +977,8 @@ static int flush_version(struct engine *e, struct version *v, struct backing *b)
 	r = src->ops->open(src, b->id, O_RDONLY, &fd);
 	if (r < 0)
 		return r;
+	if (v->base && b->where == BACKING_DRAM && take_file_of_base(e, v, fd))
+		return 0;
 	struct flush_job job = {
 		.src_fd = fd,
 		.size = v->size,
@@ -964,6 +1054,7 @@ void *flusher_main(void *arg)
 		mutex_unlock(&e->versions.lock);
 		r = b ? flush_version(e, v, b) : -EIO;
 		backing_put(e, b);
+		base_done(e, v);
 		flush_finish(e, v, r);
 	}
 	return NULL;

@@ -403,3 +403,28 @@ def test_opened_for_writing_and_nothing_written(fresh):
         for _ in range(5):
             assert read(f) == data
         os.unlink(f)
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_renamed_before_close(fresh, store):
+    """As safetensors does it, through a descriptor that reads, too. What the
+    rename sealed is not written to NVMe twice, unless a mapping changed it."""
+    m = fresh()
+    data = bytearray(noise(9 << 20))
+    for n in range(4):
+        with opened(m.path / ".tmp", os.O_RDWR | os.O_CREAT) as fd:
+            os.ftruncate(fd, len(data))
+            write_all(fd, data)
+            with mmap.mmap(fd, len(data)) as mapping:
+                mapping[5 << 20] = data[5 << 20]
+                os.rename(m.path / ".tmp", m.path / f"f{n}")
+                if store:
+                    data[5 << 20] ^= 0xff
+                    mapping[5 << 20] = data[5 << 20]
+        m.wait("nvme")
+        until(lambda: len(os.listdir(m.nvme / "files")) == n + 1)
+    m.lose_dram()
+    assert read(m.path / "f3") == bytes(data)
+    os.unlink(m.path / "f3")
+    m.wait("nvme")
+    until(lambda: len(os.listdir(m.nvme / "files")) == 3)
