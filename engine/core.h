@@ -266,7 +266,6 @@ struct engine {
 int64_t now_mono_ns(void);
 int64_t now_wall_ns(void);
 void cond_wait_ns(pthread_cond_t *c, struct mutex *m, int64_t ns);
-void cond_init_mono(pthread_cond_t *c);
 
 /* backing.c */
 void backings_init(struct backings *bs);
@@ -302,6 +301,8 @@ uint64_t dram_evict_version(struct engine *e, uint64_t version);
 /* version.c */
 void versions_init(struct versions *vs);
 void versions_fini(struct engine *e);
+struct version *version_find_locked(struct versions *vs, uint64_t id)
+	MUST_HOLD(vs->lock);
 /* Under the door, before the commit that seals it. v->seq is set. */
 void version_insert(struct engine *e, struct version *v);
 /* Under the door too, before that: v is sealed after the unrecorded snapshot
@@ -378,6 +379,13 @@ bool inode_make_orphan(struct engine *e, uint64_t ino);
 MUST_CHECK int commit_and_drop(struct engine *e, struct txn *t, uint64_t *seq);
 /* In the open transaction: the version goes. */
 void drop_version(struct engine *e, struct txn *t, uint64_t version);
+
+/* file_io.c */
+MUST_CHECK int inode_truncate_locked(struct engine *e, struct inode *in,
+				     uint64_t size) MUST_HOLD(in->lock);
+/* Of the backing file. */
+void inode_set_times_locked(struct inode *in, const struct timespec ts[2])
+	MUST_HOLD(in->lock);
 
 /* open.c */
 MUST_CHECK int choose_backing(struct engine *e, uint64_t want,

@@ -21,6 +21,7 @@
 #include <time.h>
 
 #include "engine/core.h"
+#include "engine/thread.h"
 #include "metadata/log_message.h"
 
 #define TMPFS_MAGIC 0x01021994
@@ -42,16 +43,6 @@ int64_t now_wall_ns(void)
 
 	clock_gettime(CLOCK_REALTIME, &ts);
 	return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
-}
-
-void cond_init_mono(pthread_cond_t *c)
-{
-	pthread_condattr_t attr;
-
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(c, &attr);
-	pthread_condattr_destroy(&attr);
 }
 
 void cond_wait_ns(pthread_cond_t *c, struct mutex *m, int64_t ns)
@@ -457,13 +448,13 @@ static int start_threads(struct start *s)
 {
 	struct engine *e = s->e;
 
-	if (pthread_create(&e->follower, NULL, follower_main, e) ||
-	    pthread_create(&e->settler, NULL, settler_main, e) ||
-	    pthread_create(&e->leaser, NULL, leaser_main, e))
+	if (thread_start(&e->follower, "ckpt-follow", follower_main, e) ||
+	    thread_start(&e->settler, "ckpt-settle", settler_main, e) ||
+	    thread_start(&e->leaser, "ckpt-lease", leaser_main, e))
 		return fail(s, -EAGAIN, "cannot start threads");
 	for (; e->n_flushers < 2; e->n_flushers++)
-		if (pthread_create(&e->flusher[e->n_flushers], NULL,
-				   flusher_main, e))
+		if (thread_start(&e->flusher[e->n_flushers], "ckpt-flush",
+				 flusher_main, e))
 			return fail(s, -EAGAIN, "cannot start threads");
 	e->running = true;
 	return 0;
@@ -487,10 +478,10 @@ static void engine_init(struct engine *e)
 	mutex_init(&e->marks.lock);
 	mutex_init(&e->watch.lock);
 	mutex_init(&e->follow.lock);
-	cond_init_mono(&e->marks.settled);
-	cond_init_mono(&e->marks.added);
-	cond_init_mono(&e->watch.added);
-	cond_init_mono(&e->follow.kick);
+	condition_init(&e->marks.settled);
+	condition_init(&e->marks.added);
+	condition_init(&e->watch.added);
+	condition_init(&e->follow.kick);
 	TAILQ_INIT(&e->marks.list);
 	TAILQ_INIT(&e->watch.list);
 	STAILQ_INIT(&e->follow.waiters);

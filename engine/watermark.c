@@ -21,6 +21,7 @@
 
 #include "engine/checksum.h"
 #include "engine/core.h"
+#include "engine/thread.h"
 #include "metadata/log_message.h"
 
 #define MS INT64_C(1000000)
@@ -622,7 +623,7 @@ int engine_wait(struct engine *e, uint64_t seq, enum level level,
 	if (!w)
 		return -ENOMEM;
 	mutex_init(&w->lock);
-	cond_init_mono(&w->done);
+	condition_init(&w->done);
 	r = add_waiter(e, seq, level, sync_wait_done, w);
 	if (r < 0) {
 		free(w);
