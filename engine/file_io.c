@@ -225,45 +225,40 @@ void file_set_times(struct engine *e, uint64_t ino, const struct timespec ts[2])
 	inode_put(e, in);
 }
 
-/* What the backing file says of a file being written; false: the record is
- * right as it is (nothing was written since it was sealed or opened). */
-static bool stat_backing_locked(struct inode *in, struct inode_rec *out)
+/* What the backing file says of a file being written. The record is right as
+ * it is if nothing was written since it was sealed or opened. */
+static void stat_backing_locked(struct inode *in, struct inode_rec *out)
 	MUST_HOLD(in->lock);
-static bool stat_backing_locked(struct inode *in, struct inode_rec *out)
+static void stat_backing_locked(struct inode *in, struct inode_rec *out)
 {
 	struct look now = { .valid = true };
 	struct stat st;
 
 	if (!in->written || in->ro_fd < 0 || fstat(in->ro_fd, &st))
-		return false;
+		return;
 	now.size = (uint64_t)st.st_size;
 	now.ctime = st.st_ctim;
 	if (look_same(&in->sealed, &now))
-		return false;
+		return;
 	out->size = now.size;
 	out->blocks = content_blocks(in->ro_fd, &st);
 	out->mtime_ns = ts_ns(&st.st_mtim);
 	if (ts_ns(&st.st_ctim) > out->ctime_ns)
 		out->ctime_ns = ts_ns(&st.st_ctim);
-	return true;
 }
 
 int engine_stat(struct engine *e, uint64_t ino, struct inode_rec *out)
 {
-	struct inode *in;
-	bool written;
+	/* First the table: who leaves it has put his seal into the record. */
+	struct inode *in = inode_find(e, ino);
 	int r;
 
-	r = view_inode(meta_accepted(e->meta), ino, out);
-	if (r < 0 || !S_ISREG(out->mode))
-		return r;
-	in = inode_find(e, ino);
 	if (!in)
-		return 0;
+		return view_inode(meta_accepted(e->meta), ino, out);
 	mutex_lock(&in->lock);
-	written = stat_backing_locked(in, out);
-	if (!written) /* it may have been sealed between the two looks */
-		r = view_inode(meta_accepted(e->meta), ino, out);
+	r = view_inode(meta_accepted(e->meta), ino, out);
+	if (r == 0 && S_ISREG(out->mode))
+		stat_backing_locked(in, out);
 	mutex_unlock(&in->lock);
 	inode_put(e, in);
 	return r;
