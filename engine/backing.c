@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/core.h"
 #include "metadata/log_message.h"
@@ -169,8 +170,8 @@ static void destroy(struct engine *e, struct backing *b)
 	if (b->where == BACKING_DRAM || !b->recorded)
 		r = t->ops->remove(t, b->id);
 	if (r < 0)
-		message_error("cannot remove backing file %016lx on %s: %m",
-			      (unsigned long)b->id, t->ops->name);
+		message_error("cannot remove backing file %016lx on %s: %s",
+			      (unsigned long)b->id, t->ops->name, strerror(-r));
 	if (b->charged)
 		reserve_give(e->reserve, b->charged);
 	free(b);

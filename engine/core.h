@@ -193,6 +193,8 @@ struct dropped {
 	uint64_t version;
 };
 
+#define N_THREADS 5
+
 struct engine {
 	struct engine_config config;
 	char nvme_dir[256], remote_name[256];
@@ -239,6 +241,7 @@ struct engine {
 	/* The door guards these: versions the open transaction drops. */
 	struct dropped *drops;
 	size_t n_drops, cap_drops;
+	uint64_t orphaned; /* the inode it makes an orphan, or 0 */
 
 	struct {
 		struct mutex lock;
@@ -257,9 +260,8 @@ struct engine {
 	_Atomic uint64_t n_unsealed;
 	struct rate rates[3]; /* by level: what moved to it */
 
-	pthread_t follower, settler, leaser, flusher[2];
-	unsigned n_flushers;
-	bool running;
+	pthread_t threads[N_THREADS];
+	unsigned n_threads; /* started */
 };
 
 /* engine.c */
@@ -359,7 +361,6 @@ struct inode *inode_find(struct engine *e, uint64_t ino); /* + reference */
 MUST_CHECK int inode_get(struct engine *e, uint64_t ino, bool *fresh,
 			 struct inode **out);
 void inode_put(struct engine *e, struct inode *in);
-bool inode_is_held(struct engine *e, uint64_t ino);
 MUST_CHECK int handle_add_locked(struct engine *e, struct inode *in, int flags,
 				 uint64_t *fh) MUST_HOLD(in->lock);
 struct handle *handle_find_locked(struct inode *in, uint64_t fh)
@@ -375,6 +376,8 @@ void watch_remove(struct engine *e, struct inode *in);
 /* Under the door: is it in use, so that its record must outlive its last
  * name? If so it is noted, and the record goes with the last reference. */
 bool inode_make_orphan(struct engine *e, uint64_t ino);
+/* No: the transaction failed. */
+void inode_keep(struct engine *e, uint64_t ino);
 /* One commit, and what follows from it. */
 MUST_CHECK int commit_and_drop(struct engine *e, struct txn *t, uint64_t *seq);
 /* In the open transaction: the version goes. */
@@ -416,11 +419,18 @@ int64_t ts_ns(const struct timespec *ts);
 uint64_t content_blocks(int fd, const struct stat *st);
 void *settler_main(void *arg);
 
+/* Up to max of the watched inodes, each with a reference; in turn, if there are
+ * more. */
+unsigned watch_take(struct engine *e, struct inode **batch, unsigned max);
+
 /* lease.c */
 void *leaser_main(void *arg);
 /* Room on NVMe for what was accepted, or -ENOSPC to whoever closes. */
 MUST_CHECK int lease_nvme_locked(struct engine *e, struct inode *in,
 				 uint64_t size) MUST_HOLD(in->lock);
+/* No version needs the file that was set aside on NVMe. */
+void lease_drop_nvme_locked(struct engine *e, struct inode *in)
+	MUST_HOLD(in->lock);
 MUST_CHECK int lease_exact_locked(struct engine *e, struct inode *in,
 				  uint64_t size) MUST_HOLD(in->lock);
 void lease_trim_locked(struct engine *e, struct inode *in) MUST_HOLD(in->lock);

@@ -101,12 +101,18 @@ int commit_and_drop(struct engine *e, struct txn *t, uint64_t *seq)
 	/* The list is the door's: take it before the door is given back. */
 	CLEANUP(free_p) struct dropped *drops = MOVE(e->drops);
 	size_t n = e->n_drops, len = txn_len(t);
+	uint64_t orphaned;
 	int r;
 
 	e->n_drops = e->cap_drops = 0;
+	orphaned = e->orphaned;
+	e->orphaned = 0;
 	r = txn_commit(t, seq);
-	if (r < 0)
+	if (r < 0) {
+		if (orphaned)
+			inode_keep(e, orphaned);
 		return r;
+	}
 	version_bound(e, len);
 	for (size_t i = 0; i < n; i++)
 		version_dead(e, drops[i].version, *seq);
@@ -120,8 +126,13 @@ int engine_txn_commit(struct engine *e, struct txn *t, uint64_t *seq)
 
 void engine_txn_abort(struct engine *e, struct txn *t)
 {
+	uint64_t orphaned = e->orphaned;
+
 	e->n_drops = 0;
+	e->orphaned = 0;
 	txn_abort(t);
+	if (orphaned)
+		inode_keep(e, orphaned);
 }
 
 void engine_drop_link(struct engine *e, struct txn *t, struct inode_rec *rec,
@@ -133,6 +144,7 @@ void engine_drop_link(struct engine *e, struct txn *t, struct inode_rec *rec,
 	if (rec->nlink) {
 		txn_put_inode(t, rec);
 	} else if (inode_make_orphan(e, rec->ino)) {
+		e->orphaned = rec->ino;
 		txn_put_inode(t, rec);
 		txn_put_orphan(t, rec->ino);
 	} else {
@@ -448,15 +460,22 @@ static int start_threads(struct start *s)
 {
 	struct engine *e = s->e;
 
-	if (thread_start(&e->follower, "ckpt-follow", follower_main, e) ||
-	    thread_start(&e->settler, "ckpt-settle", settler_main, e) ||
-	    thread_start(&e->leaser, "ckpt-lease", leaser_main, e))
-		return fail(s, -EAGAIN, "cannot start threads");
-	for (; e->n_flushers < 2; e->n_flushers++)
-		if (thread_start(&e->flusher[e->n_flushers], "ckpt-flush",
-				 flusher_main, e))
+	static const struct {
+		const char *name;
+		void *(*run)(void *arg);
+	} threads[N_THREADS] = {
+		{ "ckpt-follow", follower_main },
+		{ "ckpt-settle", settler_main },
+		{ "ckpt-lease", leaser_main },
+		{ "ckpt-flush", flusher_main },
+		{ "ckpt-flush", flusher_main },
+	};
+
+	for (; e->n_threads < N_THREADS; e->n_threads++)
+		if (thread_start(&e->threads[e->n_threads],
+				 threads[e->n_threads].name,
+				 threads[e->n_threads].run, e))
 			return fail(s, -EAGAIN, "cannot start threads");
-	e->running = true;
 	return 0;
 }
 
@@ -558,6 +577,29 @@ static int start_all(struct start *s)
 	return r;
 }
 
+static void stop_threads(struct engine *e)
+{
+	mutex_lock(&e->versions.lock);
+	e->versions.stop = true;
+	pthread_cond_broadcast(&e->versions.work);
+	pthread_cond_broadcast(&e->versions.changed);
+	mutex_unlock(&e->versions.lock);
+	mutex_lock(&e->follow.lock);
+	e->follow.stop = true;
+	pthread_cond_broadcast(&e->follow.kick);
+	mutex_unlock(&e->follow.lock);
+	mutex_lock(&e->marks.lock);
+	e->marks.stop = true;
+	pthread_cond_broadcast(&e->marks.added);
+	mutex_unlock(&e->marks.lock);
+	mutex_lock(&e->watch.lock);
+	e->watch.stop = true;
+	pthread_cond_broadcast(&e->watch.added);
+	mutex_unlock(&e->watch.lock);
+	while (e->n_threads)
+		pthread_join(e->threads[--e->n_threads], NULL);
+}
+
 int engine_start(const struct engine_config *config, char *why, size_t why_len,
 		 struct engine **out)
 {
@@ -581,10 +623,8 @@ int engine_start(const struct engine_config *config, char *why, size_t why_len,
 		r = start_all(&s);
 	if (r < 0) {
 		(void)fail(&s, r, "cannot start: %s", strerror(-r));
-		if (e->running)
-			engine_stop(e, 0);
-		else
-			engine_free(e, e->opened.start == META_CARRIED_ON);
+		stop_threads(e);
+		engine_free(e, e->opened.start == META_CARRIED_ON);
 		return r;
 	}
 	dram_place_warn(&e->place);
@@ -595,32 +635,6 @@ int engine_start(const struct engine_config *config, char *why, size_t why_len,
 }
 
 /* ---- stop ------------------------------------------------------------- */
-
-static void stop_threads(struct engine *e)
-{
-	mutex_lock(&e->versions.lock);
-	e->versions.stop = true;
-	pthread_cond_broadcast(&e->versions.work);
-	pthread_cond_broadcast(&e->versions.changed);
-	mutex_unlock(&e->versions.lock);
-	mutex_lock(&e->follow.lock);
-	e->follow.stop = true;
-	pthread_cond_broadcast(&e->follow.kick);
-	mutex_unlock(&e->follow.lock);
-	mutex_lock(&e->marks.lock);
-	e->marks.stop = true;
-	pthread_cond_broadcast(&e->marks.added);
-	mutex_unlock(&e->marks.lock);
-	mutex_lock(&e->watch.lock);
-	e->watch.stop = true;
-	pthread_cond_broadcast(&e->watch.added);
-	mutex_unlock(&e->watch.lock);
-	pthread_join(e->follower, NULL);
-	pthread_join(e->settler, NULL);
-	pthread_join(e->leaser, NULL);
-	for (unsigned i = 0; i < e->n_flushers; i++)
-		pthread_join(e->flusher[i], NULL);
-}
 
 /* Every file still unsealed: the mount is gone, so nobody writes through it;
  * a mapping that lives on is asked by the probe. */

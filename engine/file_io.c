@@ -50,6 +50,8 @@ int inode_truncate_locked(struct engine *e, struct inode *in, uint64_t size)
 	if (r == 0) {
 		/* It freed the lease behind the new size, too. */
 		in->lease_size = size;
+		if (in->backing->where == BACKING_NVME && in->nvme_room > size)
+			in->nvme_room = size;
 		(void)!lease_exact_locked(e, in, size);
 	}
 	return r;

@@ -100,6 +100,17 @@ bool inode_make_orphan(struct engine *e, uint64_t ino)
 	return in != NULL;
 }
 
+void inode_keep(struct engine *e, uint64_t ino)
+{
+	struct inode *in;
+
+	mutex_lock(&e->inodes.lock);
+	in = find_locked(e, ino);
+	if (in)
+		in->orphan = false;
+	mutex_unlock(&e->inodes.lock);
+}
+
 /* The last reference of an orphan is gone: so is its record. */
 static void orphan_gone(struct engine *e, uint64_t ino)
 {
@@ -338,9 +349,9 @@ int file_flush(struct engine *e, uint64_t ino, uint64_t fh)
 {
 	struct inode *in = inode_find(e, ino);
 	struct handle *h;
-	struct stat st;
+	struct look now = { 0 };
 	bool mark = false;
-	int r;
+	int r = 0;
 
 	if (!in)
 		return 0;
@@ -352,11 +363,14 @@ int file_flush(struct engine *e, uint64_t ino, uint64_t fh)
 		h->flushed = true;
 		mark = in->written;
 	}
-	r = in->error;
-	in->error = 0;
+	if (h && fh_writable(fh)) { /* it is the writer's to know */
+		r = in->error;
+		in->error = 0;
+	}
 	/* What close accepts has its room, whoever fills the disk. */
-	if (mark && r == 0 && in->ro_fd >= 0 && !fstat(in->ro_fd, &st))
-		r = lease_nvme_locked(e, in, (uint64_t)st.st_size);
+	if (mark && r == 0 && in->ro_fd >= 0 && !look_at(in, &now) &&
+	    !look_same(&in->sealed, &now))
+		r = lease_nvme_locked(e, in, now.size);
 	mutex_unlock(&in->lock);
 	if (mark)
 		mark_add(e, in);
@@ -404,4 +418,25 @@ void watch_remove(struct engine *e, struct inode *in)
 	mutex_lock(&e->inodes.lock);
 	in->refs--; /* the caller has one of its own */
 	mutex_unlock(&e->inodes.lock);
+}
+
+unsigned watch_take(struct engine *e, struct inode **batch, unsigned max)
+{
+	struct inode *in;
+	unsigned n = 0;
+
+	mutex_lock(&e->watch.lock);
+	while (n < max && (in = TAILQ_FIRST(&e->watch.list))) {
+		if (n && in == batch[0])
+			break;
+		TAILQ_REMOVE(&e->watch.list, in, watched);
+		TAILQ_INSERT_TAIL(&e->watch.list, in, watched);
+		batch[n++] = in;
+	}
+	mutex_lock(&e->inodes.lock);
+	for (unsigned i = 0; i < n; i++)
+		batch[i]->refs++;
+	mutex_unlock(&e->inodes.lock);
+	mutex_unlock(&e->watch.lock);
+	return n;
 }

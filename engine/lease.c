@@ -112,6 +112,13 @@ int lease_exact_locked(struct engine *e, struct inode *in, uint64_t size)
 	return r;
 }
 
+void lease_drop_nvme_locked(struct engine *e, struct inode *in)
+{
+	if (in->nvme_room && in->backing && in->backing->where == BACKING_DRAM)
+		(void)!e->nvme->ops->remove(e->nvme, in->next_version);
+	in->nvme_room = 0;
+}
+
 /* Holes of the content hold no lease. */
 static void punch_holes(int fd, uint64_t size)
 {
@@ -212,30 +219,10 @@ static bool look_locked(struct engine *e, struct inode *in)
 	return true;
 }
 
-static unsigned gather(struct engine *e, struct inode **batch)
-{
-	struct inode *in;
-	unsigned n = 0;
-
-	mutex_lock(&e->watch.lock);
-	TAILQ_FOREACH(in, &e->watch.list, watched)
-	{
-		if (n == N_LOOKED)
-			break;
-		batch[n++] = in;
-	}
-	mutex_lock(&e->inodes.lock);
-	for (unsigned i = 0; i < n; i++)
-		batch[i]->refs++;
-	mutex_unlock(&e->inodes.lock);
-	mutex_unlock(&e->watch.lock);
-	return n;
-}
-
 static bool look_at_all(struct engine *e)
 {
 	struct inode *batch[N_LOOKED];
-	unsigned n = gather(e, batch);
+	unsigned n = watch_take(e, batch, N_LOOKED);
 	bool growing = false;
 
 	for (unsigned i = 0; i < n; i++) {
@@ -274,7 +261,6 @@ static bool wait_to_look(struct engine *e, int64_t wait, bool *stop)
 
 void *leaser_main(void *arg)
 {
-	const struct timespec moment = { .tv_nsec = LOOK_NS };
 	struct engine *e = arg;
 	int64_t busy_until = 0;
 	bool stop = false;
@@ -289,7 +275,7 @@ void *leaser_main(void *arg)
 			/* It is looked at in a millisecond, not before it
 			 * wrote anything. */
 			busy_until = now_mono_ns() + LOOK_IDLE_NS;
-			nanosleep(&moment, NULL);
+			(void)wait_to_look(e, LOOK_NS, &stop);
 		}
 	}
 	return NULL;

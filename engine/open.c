@@ -171,7 +171,7 @@ struct fetched {
 };
 
 /* All of a version has arrived: it has an NVMe copy from now on. */
-static void fetch_done(void *arg, int err, const uint32_t *crcs)
+static int fetch_done(void *arg, int err, const uint32_t *crcs)
 {
 	struct fetched *f = arg;
 	struct engine *e = f->e;
@@ -189,7 +189,7 @@ static void fetch_done(void *arg, int err, const uint32_t *crcs)
 		err = e->nvme->ops->sync_names(e->nvme);
 		if (!err)
 			err = meta_put_copy(e->meta, &c, true);
-		e->n_fetched++;
+		e->n_fetched += !err;
 	} else if (!err) {
 		(void)!e->nvme->ops->remove(e->nvme, f->file);
 	}
@@ -197,6 +197,7 @@ static void fetch_done(void *arg, int err, const uint32_t *crcs)
 		message_error("cannot fetch version %016lx: %s",
 			      (unsigned long)c.version, strerror(-err));
 	free(f);
+	return err;
 }
 
 static int start_fetch(struct engine *e, struct inode *in,
@@ -262,7 +263,8 @@ static int attach_locked(struct engine *e, struct inode *in,
 	return r == -ENOENT ? -EIO : r;
 }
 
-/* A fetched file that is to be written: all of it, then as an NVMe copy. */
+/* A fetched file that is to be written: as an NVMe copy. -EAGAIN: not all of
+ * it has arrived. */
 static int finish_fetch_locked(struct engine *e, struct inode *in,
 			       const struct inode_rec *rec) MUST_HOLD(in->lock);
 static int finish_fetch_locked(struct engine *e, struct inode *in,
@@ -272,12 +274,11 @@ static int finish_fetch_locked(struct engine *e, struct inode *in,
 	struct backing *b;
 	int r;
 
-	r = fetch_wait(in->fetch, 0, rec->size);
+	r = fetch_result(in->fetch);
+	if (r == 0)
+		r = meta_copy(e->meta, rec->version, COPY_NVME, &copy);
 	if (r < 0)
-		return r;
-	r = meta_copy(e->meta, rec->version, COPY_NVME, &copy);
-	if (r < 0)
-		return r == -ENOENT ? -EAGAIN : r; /* done() comes soon */
+		return r == -ENOENT ? -EIO : r;
 	b = backing_adopt(e, copy.file, BACKING_NVME, copy.version, 0);
 	if (!b)
 		return -ENOMEM;
@@ -315,11 +316,14 @@ void inode_begin_write_locked(struct engine *e, struct inode *in)
 	watch_add(e, in);
 }
 
-/* A fresh backing file, with the content of the old one up to copy_len. */
-static int fresh_backing(struct engine *e, struct inode *in, uint64_t copy_len)
-	MUST_HOLD(in->lock);
-static int fresh_backing(struct engine *e, struct inode *in, uint64_t copy_len)
+/* A fresh backing file, with the version's content up to copy_len. -EBADMSG:
+ * that is not what was sealed. */
+static int fresh_backing(struct engine *e, struct inode *in, uint64_t version,
+			 uint64_t copy_len) MUST_HOLD(in->lock);
+static int fresh_backing(struct engine *e, struct inode *in, uint64_t version,
+			 uint64_t copy_len)
 {
+	CLEANUP(free_p) uint32_t *crcs = NULL;
 	CLEANUP(close_p) int fd = -1;
 	struct backing *b;
 	int r;
@@ -327,8 +331,11 @@ static int fresh_backing(struct engine *e, struct inode *in, uint64_t copy_len)
 	r = choose_backing(e, copy_len, &b, &fd);
 	if (r < 0)
 		return r;
+	/* Not known yet: of bytes that never left DRAM. */
+	if (copy_len && version_crcs(e, version, copy_len, &crcs))
+		crcs = NULL;
 	if (copy_len)
-		r = copy_content(in->ro_fd, fd, copy_len, NULL);
+		r = copy_content(in->ro_fd, fd, copy_len, crcs);
 	if (r < 0) {
 		backing_put(e, b);
 		return r;
@@ -347,7 +354,7 @@ static int move_to_writable(struct engine *e, struct inode *in,
 	int r;
 
 	if (!held && (trunc || rec->size == 0))
-		return fresh_backing(e, in, 0);
+		return fresh_backing(e, in, 0, 0);
 	if (in->fetch) {
 		r = finish_fetch_locked(e, in, rec);
 		if (r < 0)
@@ -355,7 +362,7 @@ static int move_to_writable(struct engine *e, struct inode *in,
 	}
 	nvme = in->backing->where == BACKING_NVME;
 	if (!held && (nvme || rec->size < COPY_BELOW))
-		return fresh_backing(e, in, rec->size);
+		return fresh_backing(e, in, rec->version, rec->size);
 	r = version_preserve(e, rec->version, in->backing);
 	if (r < 0)
 		return r;
@@ -395,10 +402,15 @@ static int prepare_write_locked(struct engine *e, struct inode *in,
 	r = move_to_writable(e, in, rec, trunc);
 	if (r < 0)
 		return r;
-	inode_begin_write_locked(e, in);
 	r = inode_log_unsealed_locked(e, in, rec->version);
-	if (r < 0 || trunc)
+	if (r < 0) {
+		if (in->n_handles == 0)
+			inode_detach_locked(e, in);
 		return r;
+	}
+	inode_begin_write_locked(e, in);
+	if (trunc)
+		return 0;
 	ts[0] = (struct timespec){ rec->atime_ns / 1000000000,
 				   rec->atime_ns % 1000000000 };
 	ts[1] = (struct timespec){ rec->mtime_ns / 1000000000,
@@ -452,6 +464,25 @@ static void pass_the_door(struct engine *e)
 	txn_abort(txn_begin(e->meta));
 }
 
+/* Until the sealed content of in is somewhere else than where it would be
+ * written. */
+static int wait_for_content(struct engine *e, struct inode *in,
+			    uint64_t version)
+{
+	struct fetch *f = NULL;
+	int r;
+
+	mutex_lock(&in->lock);
+	if (in->fetch)
+		f = fetch_get(in->fetch);
+	mutex_unlock(&in->lock);
+	if (!f)
+		return version_wait_flushed(e, version);
+	r = fetch_wait_ended(f);
+	fetch_put(f);
+	return r;
+}
+
 int file_open(struct engine *e, uint64_t ino, int flags, struct open_reply *out)
 {
 	struct inode *in;
@@ -474,7 +505,7 @@ int file_open(struct engine *e, uint64_t ino, int flags, struct open_reply *out)
 		mutex_unlock(&in->lock);
 		if (r != -EAGAIN)
 			break;
-		r = version_wait_flushed(e, wait_for);
+		r = wait_for_content(e, in, wait_for);
 		if (r < 0)
 			break;
 	}
@@ -514,6 +545,7 @@ static void cancel_write(struct engine *e, struct inode *in)
 {
 	mutex_lock(&in->lock);
 	in->written = false;
+	lease_drop_nvme_locked(e, in);
 	watch_remove(e, in);
 	mutex_unlock(&in->lock);
 }

@@ -263,8 +263,10 @@ static int revive(struct engine *e, const struct named *n)
 		return r;
 	b = backing_adopt(e, n->version,
 			  n->recorded ? BACKING_DRAM : BACKING_NVME, 0, 0);
-	if (!b)
+	if (!b) {
+		inode_put(e, in);
 		return -ENOMEM;
+	}
 	mutex_lock(&in->lock);
 	r = inode_use_backing_locked(e, in, b);
 	if (r == 0) {
@@ -356,6 +358,7 @@ static int carry_on(struct recovery *rc)
 	if (r < 0)
 		return r;
 	ids_sort(&rc->dram);
+	ids_sort(&rc->files);
 	r = view_versions(meta_accepted(e->meta), requeue_version, rc);
 	if (r == 0)
 		r = revive_all(e);

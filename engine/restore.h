@@ -57,9 +57,10 @@ struct fetch_config {
 	 * Called once, in a thread of the fetcher (or in fetcher_free()), when
 	 * all is there, checked and synced (0), or failed: then dst_id has
 	 * been removed. crcs: of the content (N_CHUNKS(size)), borrowed; NULL
-	 * on failure.
+	 * on failure. Returns what the whole fetch then counts as: err, or
+	 * what went wrong in it.
 	 */
-	void (*done)(void *arg, int err, const uint32_t *crcs);
+	int (*done)(void *arg, int err, const uint32_t *crcs);
 	void *arg;
 };
 /*
@@ -75,6 +76,12 @@ uint64_t fetch_dst_id(const struct fetch *f);
 /* Blocks until [off, off + len) (clipped to the size) is there and its
  * checksum right; moves the fetch there. -EBADMSG, -EIO, -ETIMEDOUT … */
 MUST_CHECK int fetch_wait(struct fetch *f, uint64_t off, uint64_t len);
+/* After done(): 0, or why not all is there. -EAGAIN: it still runs. */
+MUST_CHECK int fetch_result(struct fetch *f);
+/* Blocks until then. */
+MUST_CHECK int fetch_wait_ended(struct fetch *f);
+/* One more hold; returns f. */
+struct fetch *fetch_get(struct fetch *f);
 /* Gives the caller's hold back; the fetch goes on to its end by itself. */
 void fetch_put(struct fetch *f);
 /* Bytes fetched ever, for rates. */

@@ -48,14 +48,15 @@ struct fetch {
 	bool verified;
 	struct tier *dst;
 	int fd;
-	void (*done)(void *arg, int err, const uint32_t *crcs);
+	int (*done)(void *arg, int err, const uint32_t *crcs);
 	void *arg;
 	size_t n_chunks;
 	/* guarded by fr->lock */
 	unsigned refs;      /* holders, threads, and 1 while it is active */
 	unsigned n_running; /* threads at work on it */
 	bool opening, finishing;
-	int err; /* it failed as a whole */
+	bool ended; /* done() has been called */
+	int err;    /* it failed as a whole */
 	struct remote_object *object;
 	struct chunk *chunks;
 	size_t cursor, n_left, n_wanted, n_bad;
@@ -474,10 +475,11 @@ static void finish(struct fetch *f, int err)
 		err = make_durable(f);
 	if (err)
 		(void)!f->dst->ops->remove(f->dst, f->dst_id);
-	f->done(f->arg, err, err ? NULL : f->crcs);
+	err = f->done(f->arg, err, err ? NULL : f->crcs);
 	mutex_lock(&fr->lock);
 	if (err && err != -EBADMSG)
 		f->err = err;
+	f->ended = true;
 	LIST_REMOVE(f, next);
 	pthread_cond_broadcast(&fr->changed);
 	mutex_unlock(&fr->lock);
@@ -695,6 +697,37 @@ int fetch_wait(struct fetch *f, uint64_t off, uint64_t len)
 			pthread_cond_wait(&fr->changed, &fr->lock.m);
 	mutex_unlock(&fr->lock);
 	return err;
+}
+
+int fetch_result(struct fetch *f)
+{
+	struct fetcher *fr = f->fr;
+	int err = -EAGAIN;
+
+	mutex_lock(&fr->lock);
+	if (f->ended)
+		err = f->err ? f->err : f->n_bad ? -EBADMSG : 0;
+	mutex_unlock(&fr->lock);
+	return err;
+}
+
+int fetch_wait_ended(struct fetch *f)
+{
+	struct fetcher *fr = f->fr;
+
+	mutex_lock(&fr->lock);
+	while (!f->ended)
+		pthread_cond_wait(&fr->changed, &fr->lock.m);
+	mutex_unlock(&fr->lock);
+	return fetch_result(f);
+}
+
+struct fetch *fetch_get(struct fetch *f)
+{
+	mutex_lock(&f->fr->lock);
+	f->refs++;
+	mutex_unlock(&f->fr->lock);
+	return f;
 }
 
 int fetcher_new(struct meta *m, struct remote *r, struct fetcher **out)

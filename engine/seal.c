@@ -34,6 +34,7 @@
 #define SETTLE_BY (100 * MS)
 #define AWAKE (20 * MS)
 #define N_EXTENTS_SEEN 256
+#define N_MAPPED 64       /* looked at in one turn */
 #define TICK_NS (20 * MS) /* coarse ctime may hide a change this long */
 
 void mark_add(struct engine *e, struct inode *in)
@@ -351,10 +352,11 @@ static int seal_locked(struct engine *e, struct inode *in, bool final)
 	r = log_seal(e, in, &st, v);
 	if (r < 0) {
 		backing_set_version(e, in->backing, 0);
+		lease_drop_nvme_locked(e, in);
 		return r;
 	}
-	if (in->nvme_room && st.st_size <= META_SMALL_MAX)
-		(void)!e->nvme->ops->remove(e->nvme, in->next_version);
+	if (st.st_size <= META_SMALL_MAX)
+		lease_drop_nvme_locked(e, in);
 	in->nvme_room = 0;
 	in->next_version = meta_new_version(e->meta);
 	in->sealed = (struct look){ true, (uint64_t)st.st_size, st.st_ctim };
@@ -396,6 +398,7 @@ static int seal_final_locked(struct engine *e, struct inode *in)
 		return r;
 	in->written = in->rdwr = false;
 	in->sealed.valid = in->mark.valid = false;
+	lease_drop_nvme_locked(e, in); /* if nothing was sealed */
 	lease_trim_locked(e, in);
 	watch_remove(e, in);
 	return 0;
@@ -467,7 +470,8 @@ static bool settle_popped(struct engine *e, struct inode *in, bool force)
 	mutex_lock(&e->marks.lock);
 	e->marks.settling--;
 	if (!done && !in->in_marks) {
-		TAILQ_INSERT_TAIL(&e->marks.list, in, marked);
+		/* It was the first: the order of the closes stays. */
+		TAILQ_INSERT_HEAD(&e->marks.list, in, marked);
 		in->in_marks = true;
 		e->marks.n++;
 		put = false;
@@ -526,19 +530,16 @@ static int64_t next_look(int64_t age)
 	return SETTLE_BY - age;
 }
 
-/* Settles what is due; the time until the next look, or -1. */
+/* Settles what is due, in order: what was closed after a file that is left for
+ * later waits, too. The time until the next look, or -1. */
 static int64_t settle_due(struct engine *e)
 {
-	int64_t now = now_mono_ns(), wait = -1;
-	bool kept;
-	unsigned n;
+	int64_t now = now_mono_ns(), age = 0;
+	bool kept = false;
+	struct inode *in;
 
 	mutex_lock(&e->marks.lock);
-	n = e->marks.n;
-	while (n--) {
-		struct inode *in;
-		int64_t age;
-
+	while (!kept) {
 		while (e->marks.settling)
 			pthread_cond_wait(&e->marks.settled, &e->marks.lock.m);
 		in = TAILQ_FIRST(&e->marks.list);
@@ -549,11 +550,11 @@ static int64_t settle_due(struct engine *e)
 		mutex_unlock(&e->marks.lock);
 		kept = settle_popped(e, in, age >= SETTLE_BY);
 		mutex_lock(&e->marks.lock);
-		if (kept && (wait < 0 || next_look(age) < wait))
-			wait = next_look(age);
 	}
 	mutex_unlock(&e->marks.lock);
-	return wait < 0 || wait > MS / 2 ? wait : MS / 2;
+	if (!kept)
+		return -1;
+	return next_look(age) > MS / 2 ? next_look(age) : MS / 2;
 }
 
 /* A file with a writable mapping and no descriptor. */
@@ -580,25 +581,12 @@ static bool mapped_only(struct engine *e, struct inode *in)
 
 static void look_at_mapped(struct engine *e)
 {
-	struct inode *batch[64];
-	unsigned n = 0;
-	struct inode *in;
+	struct inode *batch[N_MAPPED];
+	unsigned n = watch_take(e, batch, N_MAPPED);
 
-	mutex_lock(&e->watch.lock);
-	TAILQ_FOREACH(in, &e->watch.list, watched)
-	{
-		if (n == 64)
-			break;
-		batch[n++] = in;
-	}
-	mutex_lock(&e->inodes.lock);
-	for (unsigned i = 0; i < n; i++)
-		batch[i]->refs++;
-	mutex_unlock(&e->inodes.lock);
-	mutex_unlock(&e->watch.lock);
-	for (unsigned i = 0; i < n; i++) {
-		mapped_only(e, batch[i]);
-		inode_put(e, batch[i]);
+	for (unsigned k = 0; k < n; k++) {
+		mapped_only(e, batch[k]);
+		inode_put(e, batch[k]);
 	}
 }
 

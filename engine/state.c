@@ -183,17 +183,33 @@ struct evict {
 	uint64_t bytes, files;
 };
 
-static uint64_t evict_nvme_copy(struct engine *e, const struct inode_rec *rec)
+static uint64_t drop_nvme_copy(struct engine *e, uint64_t version)
 {
 	CLEANUP(copy_rec_fini) struct copy_rec c = { 0 };
 
-	if (meta_copy(e->meta, rec->version, COPY_NVME, &c) ||
-	    c.kind != COPY_FILE || inode_is_held(e, rec->ino))
+	if (meta_copy(e->meta, version, COPY_NVME, &c) || c.kind != COPY_FILE)
 		return 0;
-	if (meta_del_copy(e->meta, rec->version, COPY_NVME))
+	if (meta_del_copy(e->meta, version, COPY_NVME))
 		return 0;
 	(void)!e->nvme->ops->remove(e->nvme, c.file);
 	return c.size;
+}
+
+/* The inode's lock keeps opens out meanwhile. */
+static uint64_t evict_nvme_copy(struct engine *e, const struct inode_rec *rec)
+{
+	struct inode *in;
+	uint64_t len = 0;
+	bool fresh;
+
+	if (inode_get(e, rec->ino, &fresh, &in))
+		return 0;
+	mutex_lock(&in->lock);
+	if (!in->backing && !in->fetch)
+		len = drop_nvme_copy(e, rec->version);
+	mutex_unlock(&in->lock);
+	inode_put(e, in);
+	return len;
 }
 
 static int evict_one(struct engine *e, const struct inode_rec *rec, void *arg)
@@ -226,14 +242,6 @@ int engine_evict(struct engine *e, uint64_t ino, enum level level,
 	*bytes = ev.bytes;
 	*n_files = ev.files;
 	return r;
-}
-
-bool inode_is_held(struct engine *e, uint64_t ino)
-{
-	struct inode *in = inode_find(e, ino);
-
-	inode_put(e, in);
-	return in != NULL;
 }
 
 /* ---- the tiers -------------------------------------------------------- */

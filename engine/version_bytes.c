@@ -309,6 +309,18 @@ static int preserve_nvme_copy(struct engine *e, uint64_t id, struct backing *b)
 	return 0;
 }
 
+/* Is b what the flush made? */
+static bool is_file_of(struct engine *e, struct version *v, struct backing *b)
+{
+	bool yes;
+
+	mutex_lock(&e->versions.lock);
+	yes = b->where == BACKING_NVME && v->size > META_SMALL_MAX &&
+	      v->state == VERSION_FLUSHED && v->file == b->id;
+	mutex_unlock(&e->versions.lock);
+	return yes;
+}
+
 int version_preserve(struct engine *e, uint64_t id, struct backing *b)
 {
 	struct versions *vs = &e->versions;
@@ -325,7 +337,9 @@ int version_preserve(struct engine *e, uint64_t id, struct backing *b)
 	if (!v)
 		return b->where == BACKING_NVME ? preserve_nvme_copy(e, id, b)
 						: 0;
-	if (v->backing != b)
+	if (is_file_of(e, v, b))
+		r = -EAGAIN; /* until it is recorded; then copied */
+	else if (v->backing != b)
 		r = 0; /* it has its own already */
 	else if (b->where == BACKING_NVME && v->size > META_SMALL_MAX)
 		r = -EAGAIN; /* until it is recorded; then copied */
@@ -343,7 +357,9 @@ static int ask_flushed_locked(struct versions *vs, uint64_t id, bool *record)
 
 	if (!v)
 		return 0;
-	spilled = v->backing && v->backing->where == BACKING_NVME;
+	/* Nothing but what is on NVMe. */
+	spilled = v->backing ? v->backing->where == BACKING_NVME
+			     : v->size > META_SMALL_MAX;
 	*record = spilled && v->state == VERSION_FLUSHED;
 	if (v->state == VERSION_FLUSHED && !spilled)
 		return 0;

@@ -137,6 +137,67 @@ static void set_error(struct engine *e, int err, const char *what)
 		follow_fail_waiters(e, err);
 }
 
+/* ---- what D has passed ------------------------------------------------ */
+
+static int delete_file(struct engine *e, uint64_t version)
+{
+	CLEANUP(copy_rec_fini) struct copy_rec c = { 0 };
+	int r;
+
+	r = meta_copy(e->meta, version, COPY_NVME, &c);
+	if (!r && c.kind == COPY_FILE)
+		r = e->nvme->ops->remove(e->nvme, c.file);
+	return r == -ENOENT ? 0 : r;
+}
+
+static void delete_copies(struct engine *e, const uint64_t *versions, size_t n)
+{
+	int r = 0;
+
+	for (size_t i = 0; i < n && r == 0; i++)
+		r = delete_file(e, versions[i]);
+	if (r == 0)
+		r = meta_del_copies(e->meta, versions, n);
+	if (r < 0)
+		message_error("cannot delete %zu old versions now, but at the "
+			      "next mount: %s",
+			      n, strerror(-r));
+}
+
+static bool may_delete(struct engine *e, uint64_t dead_seq)
+{
+	return dead_seq <= meta_nvme_seq(e->meta) &&
+	       (!e->publisher || dead_seq <= publish_pin(e->publisher));
+}
+
+/* Those that may go, out of the list. */
+static size_t take_dead(struct engine *e, uint64_t *versions, size_t max)
+{
+	struct dead *d, *next;
+	size_t n = 0;
+
+	mutex_lock(&e->follow.lock);
+	for (d = STAILQ_FIRST(&e->follow.dead); d && n < max; d = next) {
+		next = STAILQ_NEXT(d, next);
+		if (!may_delete(e, d->seq))
+			continue;
+		STAILQ_REMOVE(&e->follow.dead, d, dead, next);
+		versions[n++] = d->version;
+		free(d);
+	}
+	mutex_unlock(&e->follow.lock);
+	return n;
+}
+
+static void bury_the_dead(struct engine *e)
+{
+	uint64_t versions[256];
+	size_t n;
+
+	while ((n = take_dead(e, versions, 256)))
+		delete_copies(e, versions, n);
+}
+
 /* ---- one target ------------------------------------------------------- */
 
 struct batch {
@@ -206,6 +267,9 @@ static int wait_needed(struct engine *e, uint64_t target)
 	int err = 0;
 
 	for (;;) {
+		/* R moves, and room that is due comes, whatever D waits for. */
+		tell_reached(e);
+		bury_the_dead(e);
 		mutex_lock(&vs->lock);
 		need = what_is_needed_locked(vs, target, &err);
 		if (need == NEED_FLUSH && !vs->stop)
@@ -339,67 +403,6 @@ static int write_batch(struct engine *e, struct batch *b)
 	if (r == 0)
 		record_all(e, b);
 	return r;
-}
-
-/* ---- what D has passed ------------------------------------------------ */
-
-static int delete_file(struct engine *e, uint64_t version)
-{
-	CLEANUP(copy_rec_fini) struct copy_rec c = { 0 };
-	int r;
-
-	r = meta_copy(e->meta, version, COPY_NVME, &c);
-	if (!r && c.kind == COPY_FILE)
-		r = e->nvme->ops->remove(e->nvme, c.file);
-	return r == -ENOENT ? 0 : r;
-}
-
-static void delete_copies(struct engine *e, const uint64_t *versions, size_t n)
-{
-	int r = 0;
-
-	for (size_t i = 0; i < n && r == 0; i++)
-		r = delete_file(e, versions[i]);
-	if (r == 0)
-		r = meta_del_copies(e->meta, versions, n);
-	if (r < 0)
-		message_error("cannot delete %zu old versions now, but at the "
-			      "next mount: %s",
-			      n, strerror(-r));
-}
-
-static bool may_delete(struct engine *e, uint64_t dead_seq)
-{
-	return dead_seq <= meta_nvme_seq(e->meta) &&
-	       (!e->publisher || dead_seq <= publish_pin(e->publisher));
-}
-
-/* Those that may go, out of the list. */
-static size_t take_dead(struct engine *e, uint64_t *versions, size_t max)
-{
-	struct dead *d, *next;
-	size_t n = 0;
-
-	mutex_lock(&e->follow.lock);
-	for (d = STAILQ_FIRST(&e->follow.dead); d && n < max; d = next) {
-		next = STAILQ_NEXT(d, next);
-		if (!may_delete(e, d->seq))
-			continue;
-		STAILQ_REMOVE(&e->follow.dead, d, dead, next);
-		versions[n++] = d->version;
-		free(d);
-	}
-	mutex_unlock(&e->follow.lock);
-	return n;
-}
-
-static void bury_the_dead(struct engine *e)
-{
-	uint64_t versions[256];
-	size_t n;
-
-	while ((n = take_dead(e, versions, 256)))
-		delete_copies(e, versions, n);
 }
 
 /* ---- the thread ------------------------------------------------------- */
@@ -545,7 +548,7 @@ static int level_error(struct engine *e, enum level level)
 }
 
 /* The file's own part of an fsync: seal what it holds, tell its error. */
-static int seal_for_fsync(struct engine *e, uint64_t ino)
+static int seal_for_fsync(struct engine *e, uint64_t ino, enum level level)
 {
 	struct inode *in = inode_find(e, ino);
 	int r;
@@ -553,7 +556,7 @@ static int seal_for_fsync(struct engine *e, uint64_t ino)
 	if (!in)
 		return 0;
 	mutex_lock(&in->lock);
-	r = seal_snapshot_locked(e, in);
+	r = level == LEVEL_DRAM ? 0 : seal_snapshot_locked(e, in);
 	if (r == 0) {
 		r = in->error;
 		in->error = 0;
@@ -570,7 +573,7 @@ void engine_fsync(struct engine *e, uint64_t ino, enum level level,
 	int r;
 
 	settle(e);
-	r = level == LEVEL_DRAM ? 0 : seal_for_fsync(e, ino);
+	r = seal_for_fsync(e, ino, level);
 	seq = meta_accepted_seq(e->meta);
 	if (r < 0 || level_seq(e, level) >= seq) {
 		done(arg, r);

@@ -30,18 +30,21 @@
 /* ---- begin and end ---------------------------------------------------- */
 
 /* After a reopen of the accepted database, its log says what was given. */
-static void settle(struct meta *m)
+static int settle(struct meta *m)
 {
 	uint64_t last, len, d = m->nvme_seq;
+	int err;
 
 	if (m->accepted_generation == m->accepted.generation)
-		return;
-	if (log_measure(m, d, &last, &len))
-		return;
+		return 0;
+	err = log_measure(m, d, &last, &len);
+	if (err)
+		return err;
 	m->accepted_generation = m->accepted.generation;
 	if (last > m->accepted_seq)
 		m->accepted_seq = last;
 	m->log_len = len;
+	return 0;
 }
 
 static uint64_t next_seq(const struct meta *m)
@@ -58,10 +61,9 @@ struct txn *txn_begin(struct meta *m)
 	struct txn *t = &m->txn;
 
 	mutex_lock(&m->door);
-	settle(m);
 	t->m = m;
+	t->error = settle(m);
 	t->seq = next_seq(m);
-	t->error = 0;
 	t->frees = t->moves_dir = false;
 	t->n_dentries = 0;
 	bytes_clear(&t->shared, KEEP_BYTES);

@@ -428,3 +428,19 @@ def test_renamed_before_close(fresh, store):
     os.unlink(m.path / "f3")
     m.wait("nvme")
     until(lambda: len(os.listdir(m.nvme / "files")) == 3)
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR])
+def test_no_file_on_nvme_is_left_over(fresh, flags):
+    """Room was set aside for what might have been one more version."""
+    m = fresh()
+    for n in range(3):
+        with opened(m.path / f"f{n}", flags | os.O_CREAT) as fd:
+            write_all(fd, noise(2 << 20, n))
+            os.fsync(fd)
+        with opened(m.path / "gone", flags | os.O_CREAT) as fd:
+            write_all(fd, noise(2 << 20, 9))
+            time.sleep(0.02)
+            os.unlink(m.path / "gone")
+    m.wait("nvme")
+    until(lambda: len(os.listdir(m.nvme / "files")) == 3)

@@ -149,7 +149,7 @@ struct outcome {
 	uint32_t crc0;
 };
 
-static void told(void *arg, int err, const uint32_t *crcs)
+static int told(void *arg, int err, const uint32_t *crcs)
 {
 	struct outcome *o = arg;
 
@@ -158,6 +158,7 @@ static void told(void *arg, int err, const uint32_t *crcs)
 	o->err = err;
 	o->crc0 = crcs ? crcs[0] : 0;
 	o->told = true;
+	return err;
 }
 
 static struct fetch *start(struct fetcher *fr, const char *path,
