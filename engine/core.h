@@ -428,6 +428,9 @@ void *leaser_main(void *arg);
 /* Room on NVMe for what was accepted, or -ENOSPC to whoever closes. */
 MUST_CHECK int lease_nvme_locked(struct engine *e, struct inode *in,
 				 uint64_t size) MUST_HOLD(in->lock);
+/* DRAM is short: what files that do not grow hold ahead is taken back. false:
+ * there is none. Locks inodes. */
+bool leases_reclaim(struct engine *e);
 /* No version needs the file that was set aside on NVMe. */
 void lease_drop_nvme_locked(struct engine *e, struct inode *in)
 	MUST_HOLD(in->lock);

@@ -172,7 +172,8 @@ int file_fallocate(struct engine *e, uint64_t ino, uint64_t fh, int mode,
 		r = fallocate_locked(e, in, mode, off, len);
 		mutex_unlock(&in->lock);
 		/* It slows down while there is room to come. */
-	} while (r == -ENOSPC && version_wait_recorded(e));
+	} while (r == -ENOSPC &&
+		 (version_wait_recorded(e) || leases_reclaim(e)));
 	inode_put(e, in);
 	return r;
 }

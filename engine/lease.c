@@ -179,6 +179,32 @@ void lease_trim_locked(struct engine *e, struct inode *in)
 	backing_set_charge(e, b, held);
 }
 
+bool leases_reclaim(struct engine *e)
+{
+	struct inode *batch[N_LOOKED];
+	unsigned n = watch_take(e, batch, N_LOOKED);
+	uint64_t freed = 0;
+
+	for (unsigned i = 0; i < n; i++) {
+		struct inode *in = batch[i];
+		struct stat st;
+
+		mutex_lock(&in->lock);
+		if (in->backing && in->backing->where == BACKING_DRAM &&
+		    !fstat(in->ro_fd, &st) &&
+		    (uint64_t)st.st_size == in->lease_size) {
+			uint64_t before = in->backing->charged;
+
+			lease_trim_locked(e, in);
+			if (in->backing->charged < before)
+				freed += before - in->backing->charged;
+		}
+		mutex_unlock(&in->lock);
+		inode_put(e, in);
+	}
+	return freed > 0;
+}
+
 /* One look at one writer; true if it is growing. */
 static bool look_locked(struct engine *e, struct inode *in) MUST_HOLD(in->lock);
 static bool look_locked(struct engine *e, struct inode *in)

@@ -196,11 +196,11 @@ static int take_crcs(int fd, struct copy_rec *copy, struct remote_attr *a)
 	return compute_crcs(fd, a);
 }
 
-static int stage_bytes(struct publisher *p, struct stage_job *job)
+static int stage_from(struct publisher *p, struct stage_job *job, bool slow)
 {
 	CLEANUP(copy_rec_fini) struct copy_rec copy = { 0 };
 	CLEANUP(close_p) int fd = -1;
-	int err = version_open_bytes(p->e, job->version, &fd, &copy);
+	int err = version_open_bytes(p->e, job->version, slow, &fd, &copy);
 
 	if (!err && copy.version)
 		job->attr.size = copy.size;
@@ -211,6 +211,13 @@ static int stage_bytes(struct publisher *p, struct stage_job *job)
 	return ON_REMOTE(p, job->path,
 			 p->r->ops->stage(p->r, &job->attr, fd,
 					  &p->bytes_done));
+}
+
+static int stage_bytes(struct publisher *p, struct stage_job *job)
+{
+	int err = stage_from(p, job, false);
+
+	return err == -EBADMSG ? stage_from(p, job, true) : err;
 }
 
 /* Takes what the object says of its own bytes. */

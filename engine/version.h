@@ -27,13 +27,14 @@
 struct engine;
 
 /*
- * Opens the bytes of a version, wherever the fastest copy is that cannot
- * change any more (DRAM, NVMe, small: a memfd). *copy (may be NULL) gets its
+ * Opens the bytes of a version, wherever the fastest copy is (DRAM, NVMe,
+ * small: a memfd). One in DRAM may begin to be written while it is read: if
+ * its checksums are wrong, ask again with slow, for the one on NVMe. *copy (may be NULL) gets its
  * NVMe copy record with checksums; copy_rec_fini() it.
  *
  *   -ENOENT  gone: replaced or unlinked meanwhile, or only on the remote
  */
-MUST_CHECK int version_open_bytes(struct engine *e, uint64_t version, int *fd,
-				  struct copy_rec *copy);
+MUST_CHECK int version_open_bytes(struct engine *e, uint64_t version, bool slow,
+				  int *fd, struct copy_rec *copy);
 
 #endif

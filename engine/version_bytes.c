@@ -212,6 +212,7 @@ static int copy_to_own(struct engine *e, struct backing *b, uint64_t size,
 	CLEANUP(close_p) int src = -1;
 	CLEANUP(close_p) int dst = -1;
 	struct backing *own;
+	struct stat st;
 	int r;
 
 	r = t->ops->open(t, b->id, O_RDONLY, &src);
@@ -220,7 +221,16 @@ static int copy_to_own(struct engine *e, struct backing *b, uint64_t size,
 	r = choose_backing(e, size, &own, &dst);
 	if (r < 0)
 		return r;
-	r = copy_content(src, dst, size, NULL);
+	/* A snapshot's writer may have cut it meanwhile: the rest is zeros, as
+	 * the flush reads it. */
+	if (fstat(src, &st) || ftruncate(dst, (off_t)size))
+		r = -errno;
+	else
+		r = copy_content(src, dst,
+				 (uint64_t)st.st_size < size
+					 ? (uint64_t)st.st_size
+					 : size,
+				 NULL);
 	if (r < 0) {
 		backing_put(e, own);
 		return r;
@@ -432,7 +442,7 @@ static int open_copy(struct engine *e, const struct copy_rec *c, int *fd)
 	return small_memfd(data, len, fd);
 }
 
-int version_open_bytes(struct engine *e, uint64_t version, int *fd,
+int version_open_bytes(struct engine *e, uint64_t version, bool slow, int *fd,
 		       struct copy_rec *copy)
 {
 	CLEANUP(copy_rec_fini) struct copy_rec c = { 0 };
@@ -445,7 +455,7 @@ int version_open_bytes(struct engine *e, uint64_t version, int *fd,
 		return r;
 	r = view_version(meta_accepted(e->meta), version, &rec);
 	b = backing_of_version(e, version);
-	if (!r && b && b->where == BACKING_DRAM && b->recorded &&
+	if (!slow && !r && b && b->where == BACKING_DRAM && b->recorded &&
 	    !(rec.flags & VERSION_SNAPSHOT))
 		r = e->dram->ops->open(e->dram, b->id, O_RDONLY, fd);
 	else

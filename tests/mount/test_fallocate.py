@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """fallocate in every form, holes, and copies within the kernel."""
+import contextlib
 import errno
 import fcntl
 import os
@@ -268,3 +269,18 @@ def test_waits_for_room(fresh):
             write(m.path / f"other{i}", noise(18 * MB))
         fallocate(fd, 0, 0, 40 * MB)
         assert os.fstat(fd).st_size == 40 * MB
+
+
+def test_takes_back_what_idle_files_hold_ahead(fresh):
+    """Open files that do not grow hold leases: all of DRAM, nearly nothing of
+    it written."""
+    m = fresh(dram="64M")
+    with contextlib.ExitStack() as stack:
+        fd = stack.enter_context(opened(m.path / "f", os.O_RDWR | os.O_CREAT))
+        os.write(fd, b"begun")
+        for i in range(7):
+            one = stack.enter_context(
+                opened(m.path / f"idle{i}", os.O_WRONLY | os.O_CREAT))
+            os.write(one, noise(MB))
+            tick()
+        fallocate(fd, 0, 0, 24 * MB)

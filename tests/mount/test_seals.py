@@ -444,3 +444,19 @@ def test_no_file_on_nvme_is_left_over(fresh, flags):
             os.unlink(m.path / "gone")
     m.wait("nvme")
     until(lambda: len(os.listdir(m.nvme / "files")) == 3)
+
+
+def test_cut_after_a_snapshot(fresh):
+    """By its writer, before the snapshot is on NVMe; then opened by another."""
+    m = fresh(dram="64M", flush_rate="5M")
+    write(m.path / "busy1", noise(3 << 20))
+    write(m.path / "busy2", noise(3 << 20))
+    with opened(m.path / "tmp", os.O_RDWR | os.O_CREAT) as fd:
+        write_all(fd, noise(300_000))
+        os.rename(m.path / "tmp", m.path / "f")
+        os.ftruncate(fd, 4096)
+        with opened(m.path / "f", os.O_RDWR) as other:
+            assert os.pread(other, 10_000, 0) == noise(300_000)[:4096]
+    m.wait("nvme")
+    m.lose_dram()
+    assert read(m.path / "f") == noise(300_000)[:4096]
