@@ -410,8 +410,9 @@ static int open_remote(struct start *s)
 	r = remote_attach(e->meta, e->remote, why, sizeof(why));
 	if (r == 0)
 		r = e->remote->ops->probe(e->remote, why, sizeof(why));
-	if (r < 0 &&
-	    (e->opened.start == META_FRESH || !restore_is_done(e->meta)))
+	/* Down is no reason not to mount; a mistake is. */
+	if (r < 0 && (e->opened.start == META_FRESH ||
+		      !restore_is_done(e->meta) || r == -EMEDIUMTYPE))
 		return fail(s, r, "remote=%s cannot be used: %s",
 			    e->config.remote, why[0] ? why : strerror(-r));
 	if (r < 0)
@@ -419,6 +420,43 @@ static int open_remote(struct start *s)
 				"state alone, will go on trying",
 				e->config.remote, why[0] ? why : strerror(-r));
 	return fetcher_new(e->meta, e->remote, &e->fetcher);
+}
+
+static int any_entry(void *arg, const char *name, const struct dentry_rec *d)
+{
+	(void)name;
+	(void)d;
+	*(bool *)arg = true;
+	return 1;
+}
+
+static int any_name(void *arg, const char *name)
+{
+	(void)name;
+	*(bool *)arg = true;
+	return 1;
+}
+
+/* Which of two files of one name would be the right one? */
+static int check_merge(struct start *s)
+{
+	struct engine *e = s->e;
+	bool here = false, there = false;
+	int r;
+
+	r = view_readdir(meta_accepted(e->meta), META_ROOT_INO, 0, any_entry,
+			 &here);
+	if (r >= 0 && here)
+		r = e->remote->ops->list(e->remote, "", any_name, &there);
+	if (r < 0)
+		return fail(s, r, "cannot read what remote=%s holds: %s",
+			    e->config.remote, strerror(-r));
+	if (here && there)
+		return fail(s, -EEXIST,
+			    "remote=%s holds files already, and so does "
+			    "nvme=%s: give one of them an empty directory",
+			    e->config.remote, e->nvme_dir);
+	return 0;
 }
 
 static int import_remote(struct start *s)
@@ -430,6 +468,9 @@ static int import_remote(struct start *s)
 
 	if (!e->remote || restore_is_done(e->meta))
 		return 0;
+	r = check_merge(s);
+	if (r < 0)
+		return r;
 	r = restore_import(e->meta, e->remote, &n, why, sizeof(why));
 	if (r < 0)
 		return fail(s, r, "cannot read what remote=%s holds: %s",

@@ -21,6 +21,7 @@
 #include "engine/remote_dir.h"
 #include "engine/thread.h"
 #include "metadata/bytes.h"
+#include "metadata/log_message.h"
 
 #define PATIENCE_S 5
 #define MARKER REMOTE_PREFIX "/id"
@@ -207,8 +208,12 @@ static int open_root_dir(const struct remote_dir *d, bool known)
 	const int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 	int fd = open(d->path, flags);
 
-	if (fd < 0 && errno == ENOENT && !known && !mkdir(d->path, 0777))
+	if (fd < 0 && errno == ENOENT && !known && !mkdir(d->path, 0777)) {
+		message_warning("%s was not there and is made: is its "
+				"filesystem mounted?",
+				d->remote.name);
 		fd = open(d->path, flags);
+	}
 	return fd < 0 ? -errno : fd;
 }
 
@@ -300,9 +305,8 @@ static int attach(struct remote_dir *d, char id[REMOTE_ID_ROOM], char *why,
 	err = root_open(d, id, root);
 	if (err) {
 		say_why(d, known, err, why, why_len);
-		/* Gone or another's: not there. */
-		return err == -ENOENT || err == -EMEDIUMTYPE ||
-				       err == -ENOTDIR || err == -EUCLEAN
+		/* Gone: not there. */
+		return err == -ENOENT || err == -ENOTDIR || err == -EUCLEAN
 			       ? -ENOTCONN
 			       : err;
 	}

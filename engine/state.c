@@ -366,7 +366,7 @@ static void status_inodes(struct engine *e, struct engine_status *s)
 void engine_status(struct engine *e, struct engine_status *s)
 {
 	static const char *const starts[] = { "fresh", "carried on",
-					      "from the durable state" };
+					      "from what NVMe holds" };
 	const uint8_t *uuid = meta_uuid(e->meta);
 
 	memset(s, 0, sizeof(*s));

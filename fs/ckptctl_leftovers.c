@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -17,16 +18,38 @@ struct listing {
 	unsigned n;
 };
 
+/* Which state it belongs to: nvme= of its daemon, "" if that is not known. */
+static void whose(const char *base, char nvme[PATH_MAX])
+{
+	char path[PATH_MAX], line[PATH_MAX + 8];
+	FILE *f;
+
+	nvme[0] = '\0';
+	snprintf(path, sizeof(path), "%s/owner", base);
+	f = fopen(path, "re");
+	if (!f)
+		return;
+	while (fgets(line, sizeof(line), f)) {
+		line[strcspn(line, "\n")] = '\0';
+		if (!strncmp(line, "nvme ", 5))
+			snprintf(nvme, PATH_MAX, "%s", line + 5);
+	}
+	fclose(f);
+}
+
 static int print_one(void *arg, const char *base, uint64_t bytes)
 {
 	struct listing *l = arg;
-	char text[CTL_BYTES_LEN];
+	char text[CTL_BYTES_LEN], nvme[PATH_MAX];
 
+	whose(base, nvme);
 	if (l->json)
-		printf("%s{\"base\":\"%s\",\"bytes\":%" PRIu64 "}",
-		       l->n ? "," : "", base, bytes);
+		printf("%s{\"base\":\"%s\",\"bytes\":%" PRIu64
+		       ",\"nvme\":\"%s\"}",
+		       l->n ? "," : "", base, bytes, nvme);
 	else
-		printf("%10s  %s\n", ctl_bytes(bytes, text), base);
+		printf("%10s  %s  of nvme=%s\n", ctl_bytes(bytes, text), base,
+		       nvme[0] ? nvme : "?");
 	l->n++;
 	return 0;
 }

@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/capability.h>
 #include <spawn.h>
 #include <stdarg.h>
@@ -259,6 +260,64 @@ static int check_user(const struct options *o, char *why, size_t why_len)
 	return 0;
 }
 
+/* Without links, as far as there is something; in place. */
+static void canonical(const char *path, char out[PATH_MAX])
+{
+	char head[PATH_MAX], real[PATH_MAX];
+	size_t len = strlen(path);
+
+	snprintf(out, PATH_MAX, "%s", path);
+	for (; len; len--) {
+		if (path[len] && path[len] != '/')
+			continue;
+		snprintf(head, sizeof(head), "%.*s", (int)len, path);
+		if (!realpath(head, real))
+			continue;
+		if (snprintf(out, PATH_MAX, "%s%s", real, path + len) >=
+		    PATH_MAX)
+			out[0] = '\0';
+		return;
+	}
+}
+
+static bool is_below(const char *path, const char *dir)
+{
+	char p[PATH_MAX], d[PATH_MAX];
+	size_t len;
+
+	canonical(path, p);
+	canonical(dir, d);
+	len = strlen(d);
+	return !strncmp(p, d, len) && (!p[len] || p[len] == '/' || len == 1);
+}
+
+/* A place that lies in another one of ours would wait for itself, or be
+ * published. */
+static int check_places(const struct options *o, char *why, size_t why_len)
+{
+	const char *remote = o->remote;
+
+	if (is_below(o->nvme, o->mountpoint))
+		return refuse(why, why_len, -EINVAL,
+			      "nvme=%s lies in the mount point '%s': choose a "
+			      "directory elsewhere",
+			      o->nvme, o->mountpoint);
+	if (!remote || strncmp(remote, "dir:", 4) != 0)
+		return 0;
+	remote += 4;
+	if (is_below(remote, o->mountpoint))
+		return refuse(why, why_len, -EINVAL,
+			      "remote=%s lies in the mount point '%s': choose "
+			      "a directory elsewhere",
+			      o->remote, o->mountpoint);
+	if (is_below(remote, o->nvme) || is_below(o->nvme, remote))
+		return refuse(why, why_len, -EINVAL,
+			      "remote=%s and nvme=%s lie in each other: choose "
+			      "directories apart",
+			      o->remote, o->nvme);
+	return 0;
+}
+
 int mountpoint_prepare(const struct options *o, char *why, size_t why_len)
 {
 	int err = check_device(why, why_len);
@@ -269,5 +328,7 @@ int mountpoint_prepare(const struct options *o, char *why, size_t why_len)
 		err = check_dir(o->mountpoint, why, why_len);
 	if (!err)
 		err = check_user(o, why, why_len);
+	if (!err)
+		err = check_places(o, why, why_len);
 	return err;
 }

@@ -327,6 +327,69 @@ def test_nvme_on_tmpfs_is_warned_of(one):
         shutil.rmtree(place, ignore_errors=True)
 
 
+def test_places_in_each_other(one):
+    """A daemon that waits for itself; state that is published."""
+    inside, remote = one.path / "sub", one.remote_dir
+    refused(one, one.command(nvme=inside), str(inside))
+    refused(one, one.command(nvme=one.path), str(one.path))
+    refused(one, one.command(remote=f"dir:{one.path}"), str(one.path))
+    refused(one, one.command(remote=f"dir:{inside}"), str(inside))
+    refused(one, one.command(nvme=remote, remote=f"dir:{remote}"),
+            str(remote))
+    refused(one, one.command(nvme=remote / "deep" / "n",
+                             remote=f"dir:{remote}"), str(remote))
+    link = one.base / "home" / "link"
+    link.symlink_to(one.path)
+    refused(one, one.command(nvme=link / "n"), str(link))
+
+
+def test_remote_with_files_for_a_state_with_files(mode, fresh):
+    """Neither may overwrite the other."""
+    m = fresh(remote=True)
+    write(m.path / "f", b"the remote's")
+    m.wait("remote")
+    two = Mounted(mode)
+    try:
+        two.start()
+        write(two.path / "f", b"local")
+        two.stop()
+        refused(two, two.command(remote=f"dir:{m.remote_dir}"),
+                str(m.remote_dir), str(two.nvme))
+        two.start()
+        assert read(two.path / "f") == b"local"
+        two.stop()
+    finally:
+        two.close()
+    assert read(m.remote_dir / "f") == b"the remote's"
+
+
+def test_another_remote_than_before(mode, fresh):
+    m = fresh(remote=True)
+    write(m.path / "f", b"x")
+    m.wait("remote")
+    other = fresh(remote=True)
+    m.stop()
+    refused(m, m.command(remote=f"dir:{other.remote_dir}"), "another remote")
+    m.start()
+    assert read(m.path / "f") == b"x"
+
+
+def test_a_remote_that_comes_later(mode):
+    """All that was there before gets there, too."""
+    m = Mounted(mode)
+    try:
+        m.start()
+        (m.path / "dir").mkdir()
+        write(m.path / "dir" / "f", noise(MB))
+        m.stop()
+        m.options["remote"] = f"dir:{m.remote_dir}"
+        m.start()
+        m.wait("remote")
+        assert read(m.remote_dir / "dir" / "f") == noise(MB)
+    finally:
+        m.close()
+
+
 def test_remote_that_is_a_file(one):
     file = one.base / "remote" / "file"
     file.write_bytes(b"")
@@ -446,6 +509,7 @@ def test_leftovers_are_named_and_freed(fresh):
     m.unmount(lazy=True)
     assert base in leftovers(m)
     assert base in m.ctl("leftovers").stdout
+    assert str(m.nvme) in m.ctl("leftovers").stdout
     m.ctl("leftovers", "--free", base)
     assert base not in leftovers(m)
     assert not os.path.exists(base)

@@ -339,7 +339,7 @@ static void is_down_without_its_marker(void)
 	CHECK_EQ(n_entries(dir), 0);
 	CHECK_EQ(remote_open(dir, &r2), 0); /* another, fresh remote there */
 	CHECK_EQ(r2->ops->attach(r2, id2, why, sizeof(why)), 0);
-	CHECK_EQ(r->ops->attach(r, id, why, sizeof(why)), -ENOTCONN);
+	CHECK_EQ(r->ops->attach(r, id, why, sizeof(why)), -EMEDIUMTYPE);
 	CHECK(strstr(why, "another remote"));
 	remote_put(r2);
 	check_remove(dir);
