@@ -197,7 +197,7 @@ struct dropped {
 
 struct engine {
 	struct engine_config config;
-	char nvme_dir[256], remote_name[256];
+	char nvme_dir[256];
 	int lock_fd;
 	struct meta *meta;
 	struct meta_opened opened;
@@ -255,6 +255,7 @@ struct engine {
 
 	_Atomic uint64_t flushed_bytes, n_spilled, n_fetched;
 	_Atomic uint64_t sealed_bytes; /* ever, as flushed_bytes is */
+	_Atomic uint64_t n_open;       /* inodes with a handle */
 	_Atomic int64_t room_checked_ns;
 	_Atomic uint64_t nvme_avail;
 	_Atomic uint64_t n_unsealed;
@@ -366,7 +367,6 @@ MUST_CHECK int handle_add_locked(struct engine *e, struct inode *in, int flags,
 struct handle *handle_find_locked(struct inode *in, uint64_t fh)
 	MUST_HOLD(in->lock);
 bool fh_writable(uint64_t fh);
-bool fh_rdwr(uint64_t fh);
 void inode_detach_locked(struct engine *e, struct inode *in)
 	MUST_HOLD(in->lock);
 MUST_CHECK int inode_use_backing_locked(struct engine *e, struct inode *in,
@@ -401,8 +401,6 @@ MUST_CHECK int inode_log_unsealed_locked(struct engine *e, struct inode *in,
 
 /* seal.c */
 void mark_add(struct engine *e, struct inode *in);
-/* Takes the mark back; true: it was there (its reference is the caller's). */
-bool mark_remove(struct engine *e, struct inode *in);
 void settle(struct engine *e);
 /* The last writer of in let go: what comes next need not wait for its seal. */
 void settle_released(struct engine *e, struct inode *in);

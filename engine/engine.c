@@ -654,8 +654,6 @@ int engine_start(const struct engine_config *config, char *why, size_t why_len,
 	engine_init(e);
 	e->config = *config;
 	snprintf(e->nvme_dir, sizeof(e->nvme_dir), "%s", config->nvme_dir);
-	snprintf(e->remote_name, sizeof(e->remote_name), "%s",
-		 config->remote ? config->remote : "");
 	/* The probe's lease: its break must not kill us. */
 	signal(SIGIO, SIG_IGN);
 	if (config->fsync == LEVEL_REMOTE && !config->remote)

@@ -4,11 +4,11 @@
  * namespace transactions, durability, state of the tiers.
  *
  * LOCK ORDER of the whole daemon (take from left to right):
- *   inode.lock → the door (txn_begin … txn_commit) → inodes.lock |
- *   versions.lock | backings.lock | marks.lock | watch.lock | reserve
- * The last ones are leaves: none is taken under another, and none is held
- * over I/O. An inode's lock may be held over the probe, over file operations
- * on its backing file and over the door.
+ *   inode.lock → the door (txn_begin … txn_commit) →
+ *   watch.lock → inodes.lock | versions.lock → backings.lock |
+ *   marks.lock | follow.lock | the reserve's, the publisher's, the fetcher's
+ * None of the last two lines is held over I/O. An inode's lock may be held over
+ * the probe, over file operations on its backing file and over the door.
  *
  * Threads: any. Blocking calls say so. Errors are -errno.
  *
@@ -44,7 +44,6 @@ struct engine_config {
 	uint64_t flush_rate;    /* bytes per second; 0: no limit */
 	const char *remote;     /* remote_open() spec or NULL */
 	const char *faulty;     /* tier_faulty_open() spec for NVMe or NULL */
-	bool allow_degraded;    /* remote down, local state there: come up */
 };
 
 /*
@@ -216,7 +215,9 @@ struct engine_status {
 	char io_note[200];
 	enum level fsync;
 	struct tier_status tier[3]; /* dram, nvme, remote (name "": none) */
-	uint64_t n_open, n_writers, n_unsealed, n_marks;
+	uint64_t n_open;            /* regular files with a handle */
+	uint64_t n_unsealed; /* of them, and mapped ones: being written */
+	uint64_t n_marks;
 	uint64_t n_spilled, n_evicted, n_fetched;
 	uint64_t n_unflushed, unflushed_bytes;
 	struct meta_usage meta;

@@ -17,7 +17,6 @@
 #include "metadata/log_message.h"
 
 #define FH_WRITABLE 1u
-#define FH_RDWR 2u
 #define FH_SYNC 4u
 #define FH_BITS 8
 
@@ -182,11 +181,6 @@ bool fh_writable(uint64_t fh)
 	return fh & FH_WRITABLE;
 }
 
-bool fh_rdwr(uint64_t fh)
-{
-	return fh & FH_RDWR;
-}
-
 bool file_is_sync(uint64_t fh)
 {
 	return fh & FH_SYNC;
@@ -198,8 +192,6 @@ static uint64_t fh_flags(int flags)
 
 	if ((flags & O_ACCMODE) != O_RDONLY)
 		bits |= FH_WRITABLE;
-	if ((flags & O_ACCMODE) == O_RDWR)
-		bits |= FH_RDWR;
 	if (flags & (O_SYNC | O_DSYNC))
 		bits |= FH_SYNC;
 	return bits;
@@ -230,8 +222,10 @@ int handle_add_locked(struct engine *e, struct inode *in, int flags,
 
 	if (!h)
 		return -ENOMEM;
-	if (in->n_handles == 0)
+	if (in->n_handles == 0) {
 		register_backing(e, in);
+		e->n_open++;
+	}
 	mutex_lock(&e->inodes.lock);
 	h->fh = ++e->inodes.next_fh << FH_BITS | fh_flags(flags);
 	in->refs++;
@@ -331,8 +325,10 @@ void file_release(struct engine *e, uint64_t ino, uint64_t fh)
 			last = in->n_writers == 0;
 			mark = in->written && (!h->flushed || last);
 		}
-		if (in->n_handles == 0)
+		if (in->n_handles == 0) {
 			last_handle_gone_locked(e, in);
+			e->n_open--;
+		}
 	}
 	mutex_unlock(&in->lock);
 	if (mark)

@@ -346,11 +346,8 @@ static void status_remote(struct engine *e, struct tier_status *t)
 
 static void status_inodes(struct engine *e, struct engine_status *s)
 {
-	mutex_lock(&e->inodes.lock);
-	s->n_open = e->inodes.n;
-	mutex_unlock(&e->inodes.lock);
+	s->n_open = e->n_open;
 	s->n_unsealed = e->n_unsealed;
-	s->n_writers = e->n_unsealed;
 	s->n_marks = e->marks.pending;
 	s->n_spilled = e->n_spilled;
 	s->n_fetched = e->n_fetched;

@@ -53,9 +53,9 @@ static void print_counts(const json_t *st)
 	const json_t *c = json_object_get(st, "counts");
 	char bytes[CTL_BYTES_LEN], memory[CTL_BYTES_LEN];
 
-	printf("open    %" PRIu64 " files, %" PRIu64 " writers; %" PRIu64
+	printf("files   %" PRIu64 " open, %" PRIu64 " being written; %" PRIu64
 	       " versions (%s) not on NVMe yet\n",
-	       get_int(c, "open"), get_int(c, "writers"),
+	       get_int(c, "open"), get_int(c, "unsealed"),
 	       get_int(c, "unflushed"),
 	       ctl_bytes(get_int(c, "unflushed_bytes"), bytes));
 	printf("moved   %" PRIu64 " spilled, %" PRIu64 " evicted, %" PRIu64

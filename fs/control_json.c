@@ -67,9 +67,8 @@ static json_t *tiers_array(const struct engine_status *st)
 
 static json_t *counts_object(const struct engine_status *st)
 {
-	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
-			 "open", int_value(st->n_open), "writers",
-			 int_value(st->n_writers), "unsealed",
+	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "open",
+			 int_value(st->n_open), "unsealed",
 			 int_value(st->n_unsealed), "marks",
 			 int_value(st->n_marks), "spilled",
 			 int_value(st->n_spilled), "evicted",

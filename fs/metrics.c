@@ -92,8 +92,7 @@ static void put_text(FILE *f, const struct engine_status *st)
 	put_tiers(f, st);
 	gauge(f, "passthrough", "1: files pass through the kernel.",
 	      st->passthrough);
-	gauge(f, "open_inodes", "Inodes that are open.", st->n_open);
-	gauge(f, "writers", "Handles open for writing.", st->n_writers);
+	gauge(f, "open_inodes", "Files that are open.", st->n_open);
 	gauge(f, "unsealed_inodes", "Inodes being written.", st->n_unsealed);
 	gauge(f, "unflushed_versions", "Versions not on NVMe yet.",
 	      st->n_unflushed);

@@ -97,7 +97,6 @@ static int start_engine(struct session *s)
 		.flush_rate = o->flush_rate,
 		.remote = o->remote,
 		.faulty = o->faulty,
-		.allow_degraded = true,
 	};
 	char why[LINE_LEN] = "";
 	int err = engine_start(&config, why, sizeof(why), &s->fs.engine);
