@@ -192,7 +192,7 @@ static bool is_damage(int err)
 /* Opens what a daemon before us left, if it agrees. */
 static int judge_accepted(struct opening *o, bool *aside)
 {
-	const char *why = "there is no accepted state";
+	const char *why = "nothing was left in DRAM";
 	struct identity a;
 	int err = open_accepted(o, false);
 

@@ -206,7 +206,7 @@ def test_dram_lost_is_the_durable_state(fresh):
     assert names == [f"f{i:02}" for i in range(len(names))]
     for i, name in enumerate(names):
         assert read(m.path / name) == noise(600_000, i)
-    assert "durable state" in m.status()["start"]
+    assert "what NVMe holds" in m.status()["start"]
 
 
 def test_numbers_are_not_used_twice(fresh):
