@@ -360,6 +360,8 @@ static int move_to_writable(struct engine *e, struct inode *in,
 		if (r < 0)
 			return r;
 	}
+	if (!in->backing)
+		return -EIO;
 	nvme = in->backing->where == BACKING_NVME;
 	if (!held && (nvme || rec->size < COPY_BELOW))
 		return fresh_backing(e, in, rec->version, rec->size);

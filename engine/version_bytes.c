@@ -319,14 +319,15 @@ static int preserve_nvme_copy(struct engine *e, uint64_t id, struct backing *b)
 	return 0;
 }
 
-/* Is b what the flush made? */
-static bool is_file_of(struct engine *e, struct version *v, struct backing *b)
+/* Is b its file on NVMe: what the flush made, or where it was spilled to? */
+static bool is_on_nvme(struct engine *e, struct version *v, struct backing *b)
 {
 	bool yes;
 
 	mutex_lock(&e->versions.lock);
 	yes = b->where == BACKING_NVME && v->size > META_SMALL_MAX &&
-	      v->state == VERSION_FLUSHED && v->file == b->id;
+	      (v->backing == b ||
+	       (v->state == VERSION_FLUSHED && v->file == b->id));
 	mutex_unlock(&e->versions.lock);
 	return yes;
 }
@@ -347,12 +348,10 @@ int version_preserve(struct engine *e, uint64_t id, struct backing *b)
 	if (!v)
 		return b->where == BACKING_NVME ? preserve_nvme_copy(e, id, b)
 						: 0;
-	if (is_file_of(e, v, b))
+	if (is_on_nvme(e, v, b))
 		r = -EAGAIN; /* until it is recorded; then copied */
 	else if (v->backing != b)
 		r = 0; /* it has its own already */
-	else if (b->where == BACKING_NVME && v->size > META_SMALL_MAX)
-		r = -EAGAIN; /* until it is recorded; then copied */
 	else
 		r = preserve_unrecorded(e, v, b);
 	version_unhold(e, v);
@@ -360,6 +359,8 @@ int version_preserve(struct engine *e, uint64_t id, struct backing *b)
 }
 
 /* -EAGAIN: not yet; record: it is flushed, and must be recorded. */
+static int ask_flushed_locked(struct versions *vs, uint64_t id, bool *record)
+	MUST_HOLD(vs->lock);
 static int ask_flushed_locked(struct versions *vs, uint64_t id, bool *record)
 {
 	struct version *v = version_find_locked(vs, id);

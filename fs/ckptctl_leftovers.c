@@ -21,7 +21,7 @@ struct listing {
 /* Which state it belongs to: nvme= of its daemon, "" if that is not known. */
 static void whose(const char *base, char nvme[PATH_MAX])
 {
-	char path[PATH_MAX], line[PATH_MAX + 8];
+	char path[PATH_MAX], line[PATH_MAX];
 	FILE *f;
 
 	nvme[0] = '\0';

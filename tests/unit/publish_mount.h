@@ -49,12 +49,13 @@ static int content_open(const struct content *c)
 	return fd;
 }
 
-int version_open_bytes(struct engine *e, uint64_t version, int *fd,
+int version_open_bytes(struct engine *e, uint64_t version, bool slow, int *fd,
 		       struct copy_rec *copy)
 {
 	struct content c = { 0 }, *found;
 
 	(void)e;
+	(void)slow;
 	pthread_mutex_lock(&contents_lock);
 	found = content_of(version);
 	if (found)
