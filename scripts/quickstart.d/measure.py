@@ -95,7 +95,7 @@ def main():
     state = training.state()
     size = sum(t.nbytes for t in state.values())
     print(f"      {size / 1e6:.0f} MB a save      ckptfs  local disk"
-          "   ckptfs is faster by")
+          "   disk / ckptfs")
     for name, saver in formats.SAVERS:
         ours, theirs = measure(saver, state, ckptctl, mount, disk)
         print_row(name, "perceived", ours[0], theirs[0])
