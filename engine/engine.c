@@ -25,6 +25,7 @@
 #include "metadata/log_message.h"
 
 #define TMPFS_MAGIC 0x01021994
+#define NOTE_JOINED "remote.joined" /* 1: its files and ours are one tree */
 #define META_TMPFS (UINT64_C(1) << 30)
 #define RESERVE_LEN (UINT64_C(32) << 20)
 #define DRAIN_WAIT_S 600
@@ -437,13 +438,20 @@ static int any_name(void *arg, const char *name)
 	return 1;
 }
 
-/* Which of two files of one name would be the right one? */
+/*
+ * Which of two files of one name would be the right one? Asked once: an import
+ * that was interrupted, or is made once more, finds its own files here.
+ */
 static int check_merge(struct start *s)
 {
 	struct engine *e = s->e;
 	bool here = false, there = false;
+	uint8_t joined;
+	size_t len = sizeof(joined);
 	int r;
 
+	if (!meta_note(e->meta, NOTE_JOINED, &joined, &len) && len)
+		return 0;
 	r = view_readdir(meta_accepted(e->meta), META_ROOT_INO, 0, any_entry,
 			 &here);
 	if (r >= 0 && here)
@@ -451,12 +459,13 @@ static int check_merge(struct start *s)
 	if (r < 0)
 		return fail(s, r, "cannot read what remote=%s holds: %s",
 			    e->config.remote, strerror(-r));
-	if (here && there)
-		return fail(s, -EEXIST,
-			    "remote=%s holds files already, and so does "
-			    "nvme=%s: give one of them an empty directory",
-			    e->config.remote, e->nvme_dir);
-	return 0;
+	if (!here || !there)
+		return meta_set_note(e->meta, NOTE_JOINED, "\1", 1);
+	(void)!remote_forget(e->meta);
+	return fail(s, -EEXIST,
+		    "remote=%s holds files already, and so does nvme=%s: give "
+		    "one of them an empty directory",
+		    e->config.remote, e->nvme_dir);
 }
 
 static int import_remote(struct start *s)
@@ -485,15 +494,11 @@ static int import_remote(struct start *s)
 static int start_publisher(struct start *s)
 {
 	struct engine *e = s->e;
-	int r = 0;
+	int r;
 
 	if (!e->remote)
 		return 0;
-	/* A remote given to a mount that had none. */
-	if (e->opened.events_lost)
-		r = publish_compare_all(e->meta);
-	if (r == 0)
-		r = publish_start(e, e->meta, e->remote, &e->publisher);
+	r = publish_start(e, e->meta, e->remote, &e->publisher);
 	return r == 0 ? 0 : fail(s, r, "cannot start the publisher");
 }
 

@@ -361,9 +361,9 @@ static int work(struct publisher *p)
 		err = reconcile(p, whole);
 	if (!err)
 		err = replay(p);
-	if (err == PUB_GONE || err == PUB_UNLIKE) {
+	if (err == PUB_GONE || err == PUB_UNLIKE || err == PUB_LOST) {
 		window_clear(p);
-		err = reconcile(p, false);
+		err = reconcile(p, err == PUB_LOST);
 	}
 	if (err)
 		return err;

@@ -20,12 +20,6 @@ struct publisher;
 MUST_CHECK int publish_start(struct engine *e, struct meta *m, struct remote *r,
 			     struct publisher **out);
 /*
- * Before publish_start(), if meta_opened.events_lost: the events between R
- * and D do not tell all, so the whole trees will be compared first. Kept in a
- * note till that is done.
- */
-MUST_CHECK int publish_compare_all(struct meta *m);
-/*
  * Stops between two events. A thread that hangs in the remote is given a few
  * seconds, then left to itself: it touches neither engine nor meta any more.
  * NULL allowed.

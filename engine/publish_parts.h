@@ -32,6 +32,7 @@
 enum {
 	PUB_GONE = 1,      /* a version's bytes: step to a later number */
 	PUB_UNLIKE = 2,    /* the remote does not look as it should: compare */
+	PUB_LOST = 4,      /* events: compare whole trees */
 	PUB_START_OVER = 3 /* from R; what was done since may not be kept */
 };
 

@@ -42,11 +42,6 @@ static int note_set(struct meta *m, bool due, bool whole)
 	return meta_set_note(m, NOTE, note, due ? sizeof(note) : 0);
 }
 
-int publish_compare_all(struct meta *m)
-{
-	return note_set(m, true, true);
-}
-
 int reconcile_is_due(struct publisher *p, bool *due, bool *whole)
 {
 	uint8_t note[2] = { 0, 0 };

@@ -144,6 +144,9 @@ static int fill(struct publisher *p)
 		return err;
 	err = meta_events(p->m, p->read_seq, take_event, &f);
 	view_free(f.v);
+	/* After reading: D may have passed such numbers meanwhile. */
+	if (err >= 0 && meta_events_lost(p->m))
+		return PUB_LOST;
 	if (!err && p->read_seq < d)
 		p->read_seq = d; /* nothing more up to here */
 	return err == 1 ? 0 : err;

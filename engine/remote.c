@@ -91,6 +91,11 @@ int remote_attach(struct meta *m, struct remote *r, char *why, size_t why_len)
 	return err;
 }
 
+int remote_forget(struct meta *m)
+{
+	return meta_set_note(m, NOTE_ID, "", 0);
+}
+
 void remote_identity(const struct meta *m, uint64_t version,
 		     char out[REMOTE_IDENTITY_LEN + 1])
 {

@@ -169,6 +169,8 @@ void remote_put(struct remote *r); /* NULL allowed */
  */
 MUST_CHECK int remote_attach(struct meta *m, struct remote *r, char *why,
 			     size_t why_len);
+/* Which one it was: the next attach takes any. */
+MUST_CHECK int remote_forget(struct meta *m);
 
 /* The identity of a version of the mount m. */
 void remote_identity(const struct meta *m, uint64_t version,

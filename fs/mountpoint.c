@@ -260,7 +260,7 @@ static int check_user(const struct options *o, char *why, size_t why_len)
 	return 0;
 }
 
-/* Without links, as far as there is something; in place. */
+/* Without links, as far as there is something. */
 static void canonical(const char *path, char out[PATH_MAX])
 {
 	char head[PATH_MAX], real[PATH_MAX];
@@ -302,9 +302,12 @@ static int check_places(const struct options *o, char *why, size_t why_len)
 			      "nvme=%s lies in the mount point '%s': choose a "
 			      "directory elsewhere",
 			      o->nvme, o->mountpoint);
-	if (!remote || strncmp(remote, "dir:", 4) != 0)
+	if (!remote)
 		return 0;
-	remote += 4;
+	if (!strncmp(remote, "dir:", 4))
+		remote += 4;
+	if (remote[0] != '/')
+		return 0;
 	if (is_below(remote, o->mountpoint))
 		return refuse(why, why_len, -EINVAL,
 			      "remote=%s lies in the mount point '%s': choose "

@@ -291,6 +291,16 @@ static int set_remote_locked(struct meta *m, uint64_t seq, bool sync)
 	return 0;
 }
 
+bool meta_events_lost(struct meta *m)
+{
+	bool lost;
+
+	mutex_lock(&m->remote_lock);
+	lost = m->keep_events && m->gap > m->remote_seq;
+	mutex_unlock(&m->remote_lock);
+	return lost;
+}
+
 int meta_set_remote_seq(struct meta *m, uint64_t seq, bool sync)
 {
 	int err;

@@ -366,6 +366,9 @@ MUST_CHECK int meta_events(const struct meta *m, uint64_t after, event_fn *fn,
 			   void *arg);
 /* R := seq, forgetting the events up to it; sync: fdatasync before return. */
 MUST_CHECK int meta_set_remote_seq(struct meta *m, uint64_t seq, bool sync);
+/* Between R and D are numbers whose events were not kept, because there was no
+ * remote then. True from before D passes the first of them. */
+bool meta_events_lost(struct meta *m);
 
 /* Small facts that outlive a mount, by name (durable, synced). */
 MUST_CHECK int meta_set_note(struct meta *m, const char *key, const void *val,

@@ -355,7 +355,9 @@ def test_remote_with_files_for_a_state_with_files(mode, fresh):
         two.stop()
         refused(two, two.command(remote=f"dir:{m.remote_dir}"),
                 str(m.remote_dir), str(two.nvme))
+        two.options["remote"] = f"dir:{two.remote_dir}"  # an empty one
         two.start()
+        two.wait("remote")
         assert read(two.path / "f") == b"local"
         two.stop()
     finally:
@@ -374,18 +376,21 @@ def test_another_remote_than_before(mode, fresh):
     assert read(m.path / "f") == b"x"
 
 
-def test_a_remote_that_comes_later(mode):
-    """All that was there before gets there, too."""
-    m = Mounted(mode)
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_remote_that_comes_later(mode, how):
+    """All that was there before gets there, too; both are one from then on."""
+    m = Mounted(mode, flush_rate="5M")
     try:
         m.start()
         (m.path / "dir").mkdir()
         write(m.path / "dir" / "f", noise(MB))
-        m.stop()
+        m.kill() if how == "killed" else m.stop()
         m.options["remote"] = f"dir:{m.remote_dir}"
         m.start()
         m.wait("remote")
         assert read(m.remote_dir / "dir" / "f") == noise(MB)
+        m.remount()
+        assert read(m.path / "dir" / "f") == noise(MB)
     finally:
         m.close()
 
