@@ -304,6 +304,8 @@ uint64_t dram_evict_version(struct engine *e, uint64_t version);
 /* version.c */
 void versions_init(struct versions *vs);
 void versions_fini(struct engine *e);
+/* The first len bytes; zeros where the file is shorter. */
+MUST_CHECK int content_load(int fd, void *buf, size_t len);
 struct version *version_find_locked(struct versions *vs, uint64_t id)
 	MUST_HOLD(vs->lock);
 /* Under the door, before the commit that seals it. v->seq is set. */
@@ -375,9 +377,7 @@ void watch_add(struct engine *e, struct inode *in);
 void watch_remove(struct engine *e, struct inode *in);
 /* Under the door: is it in use, so that its record must outlive its last
  * name? If so it is noted, and the record goes with the last reference. */
-bool inode_make_orphan(struct engine *e, uint64_t ino);
-/* No: the transaction failed. */
-void inode_keep(struct engine *e, uint64_t ino);
+bool inode_set_orphan(struct engine *e, uint64_t ino, bool orphan);
 /* One commit, and what follows from it. */
 MUST_CHECK int commit_and_drop(struct engine *e, struct txn *t, uint64_t *seq);
 /* In the open transaction: the version goes. */

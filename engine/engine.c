@@ -111,7 +111,7 @@ int commit_and_drop(struct engine *e, struct txn *t, uint64_t *seq)
 	r = txn_commit(t, seq);
 	if (r < 0) {
 		if (orphaned)
-			inode_keep(e, orphaned);
+			(void)inode_set_orphan(e, orphaned, false);
 		return r;
 	}
 	version_bound(e, len);
@@ -133,7 +133,7 @@ void engine_txn_abort(struct engine *e, struct txn *t)
 	e->orphaned = 0;
 	txn_abort(t);
 	if (orphaned)
-		inode_keep(e, orphaned);
+		(void)inode_set_orphan(e, orphaned, false);
 }
 
 void engine_drop_link(struct engine *e, struct txn *t, struct inode_rec *rec,
@@ -144,7 +144,7 @@ void engine_drop_link(struct engine *e, struct txn *t, struct inode_rec *rec,
 	txn_frees(t);
 	if (rec->nlink) {
 		txn_put_inode(t, rec);
-	} else if (inode_make_orphan(e, rec->ino)) {
+	} else if (inode_set_orphan(e, rec->ino, true)) {
 		e->orphaned = rec->ino;
 		txn_put_inode(t, rec);
 		txn_put_orphan(t, rec->ino);

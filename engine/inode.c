@@ -87,27 +87,16 @@ int inode_get(struct engine *e, uint64_t ino, bool *fresh, struct inode **out)
 	return 0;
 }
 
-bool inode_make_orphan(struct engine *e, uint64_t ino)
+bool inode_set_orphan(struct engine *e, uint64_t ino, bool orphan)
 {
 	struct inode *in;
 
 	mutex_lock(&e->inodes.lock);
 	in = find_locked(e, ino);
 	if (in)
-		in->orphan = true;
+		in->orphan = orphan;
 	mutex_unlock(&e->inodes.lock);
 	return in != NULL;
-}
-
-void inode_keep(struct engine *e, uint64_t ino)
-{
-	struct inode *in;
-
-	mutex_lock(&e->inodes.lock);
-	in = find_locked(e, ino);
-	if (in)
-		in->orphan = false;
-	mutex_unlock(&e->inodes.lock);
 }
 
 /* The last reference of an orphan is gone: so is its record. */

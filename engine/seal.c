@@ -303,24 +303,10 @@ static int log_seal(struct engine *e, struct inode *in, const struct stat *st,
 /* A small snapshot is captured now: its file goes on changing. */
 static int capture_small(struct inode *in, struct version *v)
 {
-	size_t at = 0;
-
-	v->small = calloc(1, v->size ? v->size : 1);
+	v->small = malloc(v->size ? v->size : 1);
 	if (!v->small)
 		return -ENOMEM;
-	while (at < v->size) {
-		ssize_t n = pread(in->ro_fd, (char *)v->small + at,
-				  v->size - at, (off_t)at);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		if (n == 0)
-			break;
-		at += (size_t)n;
-	}
-	return 0;
+	return content_load(in->ro_fd, v->small, v->size);
 }
 
 static int seal_locked(struct engine *e, struct inode *in, bool final)

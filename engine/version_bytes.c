@@ -17,7 +17,7 @@
 
 #define WAIT_LOOK_NS INT64_C(100000000)
 
-static int read_whole(int fd, void *buf, size_t len)
+int content_load(int fd, void *buf, size_t len)
 {
 	size_t at = 0;
 
@@ -49,7 +49,7 @@ static int read_backing(struct engine *e, struct backing *b, size_t len,
 	r = t->ops->open(t, b->id, O_RDONLY, &fd);
 	if (r < 0)
 		return r;
-	r = read_whole(fd, buf, len);
+	r = content_load(fd, buf, len);
 	if (r < 0)
 		return r;
 	*out = MOVE(buf);

@@ -64,7 +64,7 @@ void reserve_make(struct store *s)
 	if (!s->reserve_len || s->reserve_held)
 		return;
 	mutex_lock(&s->reserve_lock);
-	if (!s->reserve_held && s->reserve_lent)
+	if (!s->reserve_held && s->n_writing)
 		err = -ENOSPC;
 	else
 		err = s->reserve_held ? 0 : make_locked(s);
@@ -88,17 +88,16 @@ void reserve_release(struct store *s)
 	mutex_unlock(&s->reserve_lock);
 }
 
-void reserve_lend(struct store *s)
+void reserve_write_begins(struct store *s)
 {
 	mutex_lock(&s->reserve_lock);
-	s->reserve_lent = true;
+	s->n_writing++;
 	mutex_unlock(&s->reserve_lock);
-	reserve_release(s);
 }
 
-void reserve_lend_end(struct store *s)
+void reserve_write_ended(struct store *s)
 {
 	mutex_lock(&s->reserve_lock);
-	s->reserve_lent = false;
+	s->n_writing--;
 	mutex_unlock(&s->reserve_lock);
 }

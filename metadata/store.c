@@ -348,7 +348,7 @@ static int check_disk(struct store *s, size_t len)
 	if (reserve_free_room(s) >= want)
 		return 0;
 	if (s->reserve_len && s->reserve_held)
-		reserve_lend(s);
+		reserve_release(s);
 	return reserve_free_room(s) >= want ? 0 : -ENOSPC;
 }
 
@@ -376,9 +376,11 @@ int store_write(struct store *s, const struct slice *runs, size_t n, bool sync)
 
 	for (size_t i = 0; i < n; i++)
 		len += runs[i].len;
+	if (s->durable)
+		reserve_write_begins(s);
 	err = write_checked(s, runs, n, sync, len);
-	if (s->durable && s->reserve_len && !s->reserve_held)
-		reserve_lend_end(s);
+	if (s->durable)
+		reserve_write_ended(s);
 	if (len > KEEP_BATCH)
 		shrink_batch(s);
 	return err;

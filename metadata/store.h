@@ -65,8 +65,8 @@ struct store {
 	struct mutex reserve_lock;
 	uint64_t reserve_len;      /* immutable */
 	_Atomic bool reserve_held; /* written under reserve_lock */
-	bool reserve_lent; /* guarded by reserve_lock: to a write that has not
-			      ended yet */
+	unsigned
+		n_writing; /* guarded by reserve_lock: they may need its room */
 };
 
 /*
@@ -154,9 +154,9 @@ MUST_CHECK int store_error(struct store *s, const char *what, char *err);
 /* The reserve file (reserve.c). */
 void reserve_make(struct store *s);    /* if there is room; else not held */
 void reserve_release(struct store *s); /* gives its room to RocksDB */
-/* Same, for one write: nobody makes it again before that has ended. */
-void reserve_lend(struct store *s);
-void reserve_lend_end(struct store *s);
+/* A write: nobody makes the reserve again before it has ended. */
+void reserve_write_begins(struct store *s);
+void reserve_write_ended(struct store *s);
 bool reserve_is_held(const struct store *s);
 uint64_t reserve_free_room(const struct store *s); /* of the filesystem */
 uint64_t store_filesystem_len(const struct store *s);
