@@ -43,6 +43,8 @@
  *   -ECHILD    the process was forked since ckpt_open(): the child has no part
  *              in the parent's captures, and may open its own
  *   -ECANCELED the capture was cancelled
+ *   -ESTALE    the state was changed before it was captured
+ *   -EFAULT    a provider broke its contract
  *
  * Threads: everything may be called from any thread at any time, unless it says
  * otherwise. Sizes are bytes.
@@ -105,8 +107,8 @@ typedef void ckpt_copied(void *arg, int err);
  *
  * The engine calls next() for one kind from one thread at a time, for
  * different kinds from different threads at the same time; filled() from any,
- * also at the same time for different chunks. It calls them between
- * ckpt_submit() and the end of ckpt_fence(), objects and trailers also later.
+ * also at the same time for different chunks. next() for TRAILER and
+ * release() may come after ckpt_fence() has returned, all else comes before.
  */
 struct ckpt_provider_ops {
 	const char *name; /* for messages: "memory"; [a-z0-9-]+ */
@@ -150,7 +152,17 @@ struct ckpt_provider_ops {
 		       const void *bytes);
 
 	/*
-	 * Nothing of it is needed any more: it is captured, or failed. No call
+	 * May be NULL. All bytes of all providers have been read: was the
+	 * source left alone meanwhile? The capture counts as captured (and the
+	 * fence returns) only after that.
+	 *
+	 *   0        yes
+	 *   -ESTALE  it was changed: the file would be torn, and never appears
+	 */
+	int (*check)(struct ckpt_provider *p);
+
+	/*
+	 * Nothing of it is needed any more: it is complete, or failed. No call
 	 * of it is in progress. Any thread.
 	 */
 	void (*release)(struct ckpt_provider *p);

@@ -1,0 +1,610 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The threads of the capture engine. Each takes the oldest capture that has
+ * something for it:
+ *
+ *   device   starts copies, at most N_IN_FLIGHT at once
+ *   arrivals sums and tells (or writes) what has arrived from devices
+ *   host     writes host memory into the file
+ *   object   serialises, and writes that
+ *   end      trailers, the rename; or takes back a capture that failed
+ *
+ * A capture's error stops all of them at the next chunk. It is ended when no
+ * mover is at it (busy) and nothing is in flight: then its providers are
+ * released and the file has its name, or is gone.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "providers/capture.h"
+
+#define STAGE_LOOK_MS 50
+
+/* ---- errors ------------------------------------------------------------ */
+
+static const char *remedy(int err)
+{
+	switch (err) {
+	case -ENOSPC:
+		return ": free some, or give the mount more";
+	case -EDQUOT:
+		return ": the quota is used up";
+	case -ENOENT:
+		return ": make its directory first";
+	case -EACCES:
+	case -EPERM:
+	case -EROFS:
+		return ": not writable for this user";
+	case -ENOTCONN:
+		return ": the mount is gone; mount it again";
+	case -EFAULT:
+		return " (a provider broke its contract)";
+	default:
+		return "";
+	}
+}
+
+void capture_fail_locked(struct ckpt_capture *cap, int err, const char *what)
+{
+	if (cap->error || cap->ended)
+		return;
+	cap->error = err;
+	if (err == -ECANCELED)
+		snprintf(cap->text, sizeof(cap->text),
+			 "the capture of '%.400s' was cancelled", cap->path);
+	else
+		snprintf(cap->text, sizeof(cap->text),
+			 "cannot %s '%.400s': %s%s", what, cap->path,
+			 strerror(-err), remedy(err));
+	pthread_cond_broadcast(&cap->ck->work);
+	pthread_cond_broadcast(&cap->ck->changed);
+}
+
+static void fail(struct ckpt_capture *cap, int err, const char *what)
+{
+	pthread_mutex_lock(&cap->ck->lock);
+	capture_fail_locked(cap, err, what);
+	pthread_mutex_unlock(&cap->ck->lock);
+}
+
+/* The name of the provider that failed, if it was one. */
+static void fail_reading(struct ckpt_capture *cap, int err)
+{
+	const char *name = composite_culprit(cap->root);
+	char what[96];
+
+	snprintf(what, sizeof(what), "read a provider (%.40s) for",
+		 name ? name : "?");
+	fail(cap, err, what);
+}
+
+static bool has_failed(struct ckpt_capture *cap)
+{
+	bool failed;
+
+	pthread_mutex_lock(&cap->ck->lock);
+	failed = cap->error != 0;
+	pthread_mutex_unlock(&cap->ck->lock);
+	return failed;
+}
+
+/* ---- what is to be done ------------------------------------------------ */
+
+/* Every byte that the state holds has been read. */
+static bool is_read_locked(const struct ckpt_capture *cap)
+{
+	return cap->kind_done[CKPT_DEVICE] && cap->kind_done[CKPT_HOST] &&
+	       cap->kind_done[CKPT_OBJECT] && !cap->in_flight;
+}
+
+static void set_captured_locked(struct ckpt_capture *cap)
+{
+	cap->captured = true;
+	cap->stats.captured_ns = capture_now_ns();
+	pthread_cond_broadcast(&cap->ck->changed);
+	pthread_cond_broadcast(&cap->ck->work);
+}
+
+static void note_read_locked(struct ckpt_capture *cap)
+{
+	if (!cap->captured && !cap->error && !cap->has_check &&
+	    is_read_locked(cap))
+		set_captured_locked(cap);
+}
+
+static bool wants_kind(const struct ckpt_capture *cap, enum ckpt_kind kind)
+{
+	return cap->submitted && !cap->error && !cap->ended &&
+	       !cap->kind_done[kind];
+}
+
+/* For the end: first the check, then the trailer. */
+static bool wants_end(const struct ckpt_capture *cap)
+{
+	if (!cap->submitted || cap->ended || cap->busy)
+		return false;
+	if (!cap->error && !cap->captured)
+		return is_read_locked(cap);
+	return !cap->in_flight && !cap->unwritten;
+}
+
+/* The oldest capture with work for a mover, busy; NULL: stop. */
+static struct ckpt_capture *take(struct ckpt *ck, int kind)
+{
+	struct ckpt_capture *cap;
+
+	pthread_mutex_lock(&ck->lock);
+	for (;;) {
+		TAILQ_FOREACH(cap, &ck->captures, link)
+		if (kind == CKPT_TRAILER ? wants_end(cap)
+					 : wants_kind(cap, kind))
+			break;
+		if (cap || ck->stopping)
+			break;
+		pthread_cond_wait(&ck->work, &ck->lock);
+	}
+	if (cap)
+		cap->busy++;
+	pthread_mutex_unlock(&ck->lock);
+	return cap;
+}
+
+static void put(struct ckpt_capture *cap, enum ckpt_kind kind)
+{
+	struct ckpt *ck = cap->ck;
+
+	pthread_mutex_lock(&ck->lock);
+	cap->busy--;
+	cap->kind_done[kind] = true;
+	note_read_locked(cap);
+	pthread_cond_broadcast(&ck->work);
+	pthread_mutex_unlock(&ck->lock);
+}
+
+/* ---- the file ---------------------------------------------------------- */
+
+/* The first mover to need it makes it. */
+static int open_target(struct ckpt_capture *cap)
+{
+	int r = 0;
+
+	pthread_mutex_lock(&cap->opening);
+	if (!cap->opened) {
+		/* A mapping costs little where no device stores through it. */
+		r = target_open(&cap->target, cap->known_len, true);
+		pthread_mutex_lock(&cap->ck->lock);
+		cap->opened = r == 0;
+		cap->stats.on_ckptfs = cap->target.on_ckptfs;
+		pthread_mutex_unlock(&cap->ck->lock);
+	}
+	pthread_mutex_unlock(&cap->opening);
+	if (r < 0)
+		fail(cap, r, "create");
+	return r;
+}
+
+static void note_filled(struct ckpt_capture *cap, enum ckpt_kind kind,
+			const struct placed_chunk *at)
+{
+	target_filled(&cap->target, at->off, at->chunk.len);
+	pthread_mutex_lock(&cap->ck->lock);
+	cap->stats.bytes[kind] += at->chunk.len;
+	if (!cap->stats.first_filled_ns)
+		cap->stats.first_filled_ns = capture_now_ns();
+	pthread_mutex_unlock(&cap->ck->lock);
+}
+
+static void tell_provider(const struct placed_chunk *at, const void *bytes)
+{
+	struct ckpt_provider *p = at->chunk.from;
+
+	if (p->ops->filled)
+		p->ops->filled(p, &at->chunk, bytes);
+}
+
+/* ---- host, object and trailer chunks ----------------------------------- */
+
+static int write_kind(struct ckpt_capture *cap, enum ckpt_kind kind)
+{
+	struct placed_chunk at;
+	int r;
+
+	while (!has_failed(cap)) {
+		r = composite_next(cap->root, kind, cap->ck->options.chunk_len,
+				   &at);
+		if (r < 0)
+			fail_reading(cap, r);
+		if (r <= 0)
+			return r;
+		r = open_target(cap);
+		if (r < 0)
+			return r;
+		r = target_write(&cap->target, at.chunk.src, at.chunk.len,
+				 at.off);
+		if (r < 0) {
+			fail(cap, r, "write");
+			return r;
+		}
+		if (kind != CKPT_TRAILER)
+			tell_provider(&at, at.chunk.src);
+		note_filled(cap, kind, &at);
+	}
+	return -ECANCELED; /* the capture knows why */
+}
+
+static void *host_main(void *arg)
+{
+	struct ckpt_capture *cap;
+
+	while ((cap = take(arg, CKPT_HOST))) {
+		(void)!write_kind(cap, CKPT_HOST);
+		put(cap, CKPT_HOST);
+	}
+	return NULL;
+}
+
+static void *object_main(void *arg)
+{
+	struct ckpt_capture *cap;
+
+	while ((cap = take(arg, CKPT_OBJECT))) {
+		(void)!write_kind(cap, CKPT_OBJECT);
+		put(cap, CKPT_OBJECT);
+	}
+	return NULL;
+}
+
+/* ---- device chunks ----------------------------------------------------- */
+
+static void arrived(void *arg, int err)
+{
+	struct copy *c = arg;
+	struct ckpt_capture *cap = c->cap;
+	struct ckpt *ck = cap->ck;
+
+	pthread_mutex_lock(&ck->lock);
+	c->err = err;
+	cap->in_flight--;
+	cap->unwritten++;
+	if (err)
+		capture_fail_locked(cap, err, "copy device memory for");
+	note_read_locked(cap);
+	STAILQ_INSERT_TAIL(&ck->arrived, c, next);
+	pthread_cond_broadcast(&ck->work);
+	pthread_mutex_unlock(&ck->lock);
+}
+
+static int wait_for_slot(struct ckpt_capture *cap)
+{
+	struct ckpt *ck = cap->ck;
+	int r;
+
+	pthread_mutex_lock(&ck->lock);
+	while (cap->in_flight >= N_IN_FLIGHT && !cap->error)
+		pthread_cond_wait(&ck->work, &ck->lock);
+	r = cap->error;
+	pthread_mutex_unlock(&ck->lock);
+	return r;
+}
+
+/* Where the bytes shall go: into the file, or into a buffer. */
+static int find_dst(struct ckpt_capture *cap, struct copy *c)
+{
+	int r;
+
+	if (cap->target.map) {
+		r = target_room(&cap->target, c->at.off + c->at.chunk.len);
+		c->dst = cap->target.map + c->at.off;
+		return r;
+	}
+	c->staged = true;
+	do
+		r = pool_take(cap->ck->pool, STAGE_LOOK_MS, &c->dst);
+	while (r == -EAGAIN && !has_failed(cap));
+	return r;
+}
+
+static int start_copy(struct ckpt_capture *cap, const struct placed_chunk *at)
+{
+	struct ckpt_provider *p = at->chunk.from;
+	struct copy *c = calloc(1, sizeof(*c));
+	int r;
+
+	if (!c)
+		return -ENOMEM;
+	c->cap = cap;
+	c->at = *at;
+	r = find_dst(cap, c);
+	if (r < 0) {
+		free(c);
+		return r;
+	}
+	pthread_mutex_lock(&cap->ck->lock);
+	cap->in_flight++;
+	cap->stats.mapped = !c->staged;
+	pthread_mutex_unlock(&cap->ck->lock);
+	r = p->ops->copy(p, &c->at.chunk, c->dst, arrived, c);
+	if (r == 0)
+		return 0;
+	pthread_mutex_lock(&cap->ck->lock);
+	cap->in_flight--;
+	pthread_mutex_unlock(&cap->ck->lock);
+	if (c->staged)
+		pool_put(cap->ck->pool, c->dst);
+	free(c);
+	return r;
+}
+
+static int kick(struct ckpt_provider *p)
+{
+	return p && p->ops->kick ? p->ops->kick(p) : 0;
+}
+
+/* Batches: a provider is kicked when the next chunk is another's, or when no
+ * more may be in flight. */
+static int copy_chunks(struct ckpt_capture *cap)
+{
+	struct ckpt_provider *last = NULL;
+	struct placed_chunk at;
+	unsigned n = 0;
+	int r;
+
+	while ((r = composite_next(cap->root, CKPT_DEVICE,
+				   cap->ck->options.chunk_len, &at)) > 0) {
+		if (last && (last != at.chunk.from || n % N_IN_FLIGHT == 0))
+			r = kick(last);
+		if (r >= 0)
+			r = open_target(cap);
+		if (r >= 0)
+			r = wait_for_slot(cap);
+		if (r >= 0)
+			r = start_copy(cap, &at);
+		if (r < 0)
+			break;
+		last = at.chunk.from;
+		n++;
+	}
+	if (r < 0) {
+		(void)!kick(last); /* what was queued must still arrive */
+		return r;
+	}
+	return kick(last);
+}
+
+static void *device_main(void *arg)
+{
+	struct ckpt_capture *cap;
+
+	while ((cap = take(arg, CKPT_DEVICE))) {
+		int r = copy_chunks(cap);
+
+		if (r < 0)
+			fail(cap, r, "capture");
+		put(cap, CKPT_DEVICE);
+	}
+	return NULL;
+}
+
+/* ---- what has arrived -------------------------------------------------- */
+
+static struct copy *take_arrived(struct ckpt *ck)
+{
+	struct copy *c;
+
+	pthread_mutex_lock(&ck->lock);
+	while (STAILQ_EMPTY(&ck->arrived) && !ck->stopping)
+		pthread_cond_wait(&ck->work, &ck->lock);
+	c = STAILQ_FIRST(&ck->arrived);
+	if (c)
+		STAILQ_REMOVE_HEAD(&ck->arrived, next);
+	pthread_mutex_unlock(&ck->lock);
+	return c;
+}
+
+static void store(struct copy *c)
+{
+	struct ckpt_capture *cap = c->cap;
+	int r = 0;
+
+	if (c->err || has_failed(cap))
+		return;
+	tell_provider(&c->at, c->dst);
+	if (c->staged)
+		r = target_write(&cap->target, c->dst, c->at.chunk.len,
+				 c->at.off);
+	if (r < 0)
+		fail(cap, r, "write");
+	else
+		note_filled(cap, CKPT_DEVICE, &c->at);
+}
+
+static void *arrivals_main(void *arg)
+{
+	struct ckpt *ck = arg;
+	struct copy *c;
+
+	while ((c = take_arrived(ck))) {
+		struct ckpt_capture *cap = c->cap;
+
+		store(c);
+		if (c->staged)
+			pool_put(ck->pool, c->dst);
+		free(c);
+		pthread_mutex_lock(&ck->lock);
+		cap->unwritten--;
+		pthread_cond_broadcast(&ck->work);
+		pthread_mutex_unlock(&ck->lock);
+	}
+	return NULL;
+}
+
+/* ---- the end ----------------------------------------------------------- */
+
+static int finish(struct ckpt_capture *cap)
+{
+	uint64_t len;
+	int r;
+
+	r = write_kind(cap, CKPT_TRAILER);
+	if (r < 0)
+		return r;
+	r = open_target(cap); /* an empty file is a file, too */
+	if (r < 0)
+		return r;
+	len = composite_len(cap->root);
+	pthread_mutex_lock(&cap->ck->lock);
+	cap->stats.file_len = len;
+	pthread_mutex_unlock(&cap->ck->lock);
+	r = target_commit(&cap->target, len);
+	if (r < 0)
+		fail(cap, r, "complete");
+	return r;
+}
+
+static void release_providers(struct ckpt_capture *cap)
+{
+	struct ckpt_provider *root = cap->root;
+
+	cap->root = NULL;
+	root->ops->release(root);
+}
+
+static bool is_idle_locked(const struct ckpt *ck)
+{
+	struct ckpt_capture *cap;
+
+	TAILQ_FOREACH(cap, &ck->captures, link)
+	if (!cap->ended)
+		return false;
+	return true;
+}
+
+/* true: nobody has it any more. */
+static bool note_ended_locked(struct ckpt_capture *cap, bool complete)
+{
+	struct ckpt *ck = cap->ck;
+
+	cap->busy--;
+	cap->kind_done[CKPT_TRAILER] = true;
+	cap->complete = complete;
+	if (complete) {
+		cap->error = 0; /* cancelled a moment too late */
+		cap->stats.complete_ns = capture_now_ns();
+	}
+	if (cap->target.map == NULL)
+		cap->stats.staged_max = pool_peak(ck->pool);
+	cap->ended = true;
+	if (!cap->held && cap->error && !cap->told && !ck->lost_error)
+		ck->lost_error = cap->error;
+	if (!cap->held)
+		TAILQ_REMOVE(&ck->captures, cap, link);
+	pthread_cond_broadcast(&ck->changed);
+	pthread_cond_broadcast(&ck->work);
+	return !cap->held;
+}
+
+static void end(struct ckpt_capture *cap)
+{
+	struct ckpt *ck = cap->ck;
+	bool complete = false, orphan, idle;
+
+	if (!has_failed(cap))
+		complete = finish(cap) == 0;
+	if (!complete)
+		target_abort(&cap->target);
+	release_providers(cap);
+	pthread_mutex_lock(&ck->lock);
+	orphan = note_ended_locked(cap, complete);
+	idle = is_idle_locked(ck);
+	pthread_mutex_unlock(&ck->lock);
+	if (orphan)
+		capture_destroy(cap);
+	if (idle)
+		pool_rest(ck->pool);
+}
+
+static void check(struct ckpt_capture *cap)
+{
+	struct ckpt *ck = cap->ck;
+	int r = composite_check(cap->root);
+
+	if (r < 0)
+		fail_reading(cap, r);
+	pthread_mutex_lock(&ck->lock);
+	cap->busy--;
+	if (!cap->error)
+		set_captured_locked(cap);
+	pthread_cond_broadcast(&ck->work);
+	pthread_mutex_unlock(&ck->lock);
+}
+
+static bool is_over(struct ckpt_capture *cap)
+{
+	bool over;
+
+	pthread_mutex_lock(&cap->ck->lock);
+	over = cap->error || cap->captured;
+	pthread_mutex_unlock(&cap->ck->lock);
+	return over;
+}
+
+static void *end_main(void *arg)
+{
+	struct ckpt_capture *cap;
+
+	while ((cap = take(arg, CKPT_TRAILER))) {
+		if (is_over(cap))
+			end(cap);
+		else
+			check(cap);
+	}
+	return NULL;
+}
+
+/* ---- start and stop ---------------------------------------------------- */
+
+static void *(*const mains[N_MOVERS])(void *) = {
+	device_main, arrivals_main, host_main, object_main, end_main,
+};
+
+static const char *const names[N_MOVERS] = {
+	"ckpt-device", "ckpt-arrivals", "ckpt-host", "ckpt-object", "ckpt-end",
+};
+
+int movers_start(struct ckpt *ck)
+{
+	sigset_t all, before;
+	int r = 0;
+
+	/* The program's signals are for its own threads. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	while (r == 0 && ck->n_movers < N_MOVERS) {
+		unsigned i = ck->n_movers;
+
+		r = -pthread_create(&ck->movers[i], NULL, mains[i], ck);
+		if (r == 0) {
+			pthread_setname_np(ck->movers[i], names[i]);
+			ck->n_movers++;
+		}
+	}
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (r < 0)
+		movers_stop(ck);
+	return r;
+}
+
+void movers_stop(struct ckpt *ck)
+{
+	pthread_mutex_lock(&ck->lock);
+	ck->stopping = true;
+	pthread_cond_broadcast(&ck->work);
+	pthread_mutex_unlock(&ck->lock);
+	for (unsigned i = 0; i < ck->n_movers; i++)
+		pthread_join(ck->movers[i], NULL);
+	ck->n_movers = 0;
+}

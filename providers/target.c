@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The file of a capture. Its temporary name tells by its process id and by a
+ * flock whether somebody still fills it; what a dead process left is removed by
+ * the next capture of the same name.
+ *
+ * Room is allocated in steps ahead of whoever writes (a full disk is then
+ * -ENOSPC and never a SIGBUS through the mapping), small enough that the first
+ * bytes are on their way to NVMe long before the last step.
+ */
+#include "providers/target.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "providers/cleanup.h"
+#include "providers/mount_ioctl.h"
+
+#define ROOM_STEP (UINT64_C(64) << 20)
+#define TELL_LEN (UINT64_C(4) << 20) /* a chunk of the mount */
+#define TEMP_MARK ".ckpt-"
+
+int target_init(struct target *t, const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	const char *name = slash ? slash + 1 : path;
+
+	*t = (struct target){ .dir_fd = -1, .fd = -1 };
+	if (!*name || !strcmp(name, ".") || !strcmp(name, ".."))
+		return -EINVAL;
+	if (strlen(name) > 200)
+		return -ENAMETOOLONG; /* the temporary one is longer */
+	t->name = strdup(name);
+	if (!slash)
+		t->dir = strdup(".");
+	else
+		t->dir = slash == path ? strdup("/")
+				       : strndup(path, (size_t)(slash - path));
+	pthread_mutex_init(&t->lock, NULL);
+	return t->name && t->dir ? 0 : -ENOMEM;
+}
+
+void target_fini(struct target *t)
+{
+	close_p(&t->fd);
+	close_p(&t->dir_fd);
+	if (t->name)
+		pthread_mutex_destroy(&t->lock);
+	free(t->dir);
+	free(t->name);
+	free(t->temp);
+}
+
+/* ---- temporary names --------------------------------------------------- */
+
+/* Is entry ".NAME.ckpt-PID-N"? */
+static bool is_temp_of(const char *entry, const char *name, long *pid)
+{
+	size_t len = strlen(name);
+	char *end;
+
+	if (entry[0] != '.' || strncmp(entry + 1, name, len) != 0 ||
+	    strncmp(entry + 1 + len, TEMP_MARK, strlen(TEMP_MARK)) != 0)
+		return false;
+	*pid = strtol(entry + 1 + len + strlen(TEMP_MARK), &end, 10);
+	return *pid > 0 && *end == '-';
+}
+
+/* Its process is gone (not: cannot be seen from here) and nobody has locked
+ * it. */
+static bool is_left(int dir_fd, const char *entry, long pid)
+{
+	CLEANUP(close_p) int fd = -1;
+
+	if (!kill((pid_t)pid, 0) || errno != ESRCH)
+		return false;
+	fd = openat(dir_fd, entry,
+		    O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	return fd >= 0 && !flock(fd, LOCK_EX | LOCK_NB);
+}
+
+static void sweep(const struct target *t)
+{
+	int fd = openat(t->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *entry;
+	long pid;
+
+	if (!d) {
+		close_p(&fd);
+		return;
+	}
+	while ((entry = readdir(d)))
+		if (is_temp_of(entry->d_name, t->name, &pid) &&
+		    is_left(t->dir_fd, entry->d_name, pid))
+			unlinkat(t->dir_fd, entry->d_name, 0);
+	closedir(d);
+}
+
+/* ---- opening ----------------------------------------------------------- */
+
+/* What the mount is, and how large a file it should make room for. */
+static void tell_size(struct target *t)
+{
+	struct ckpt_expect expect = { .version = CKPT_IOC_VERSION,
+				      .len = t->known_len };
+
+	snprintf(expect.name, sizeof(expect.name), "%s", t->temp);
+	if (ioctl(t->dir_fd, CKPT_IOC_EXPECT, &expect))
+		return;
+	t->on_ckptfs = true;
+	t->passthrough = expect.flags & CKPT_MOUNT_PASSTHROUGH;
+	t->has_remote = expect.flags & CKPT_MOUNT_REMOTE;
+}
+
+static int make_temp(struct target *t)
+{
+	static atomic_uint counter;
+	struct stat st;
+
+	if (asprintf(&t->temp, ".%s" TEMP_MARK "%ld-%u", t->name,
+		     (long)getpid(), atomic_fetch_add(&counter, 1)) < 0) {
+		t->temp = NULL;
+		return -ENOMEM;
+	}
+	tell_size(t);
+	t->fd = openat(t->dir_fd, t->temp,
+		       O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+	if (t->fd < 0)
+		return -errno;
+	(void)flock(t->fd, LOCK_EX | LOCK_NB);
+	if (fstat(t->fd, &st))
+		return -errno;
+	t->ino = (uint64_t)st.st_ino;
+	return 0;
+}
+
+/* Where the mapping is the tier itself: elsewhere it would be a page cache
+ * whose size nobody bounds. */
+static void map_known(struct target *t)
+{
+	void *map;
+
+	if (!t->passthrough || !t->known_len)
+		return;
+	map = mmap(NULL, t->known_len, PROT_READ | PROT_WRITE, MAP_SHARED,
+		   t->fd, 0);
+	if (map == MAP_FAILED)
+		return;
+	/* A forked child would keep the file being written. */
+	(void)madvise(map, t->known_len, MADV_DONTFORK);
+	t->map = map;
+}
+
+int target_open(struct target *t, uint64_t known_len, bool map)
+{
+	int r;
+
+	t->known_len = known_len;
+	t->dir_fd = open(t->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (t->dir_fd < 0)
+		return -errno;
+	sweep(t);
+	r = make_temp(t);
+	if (r == 0 && map)
+		map_known(t);
+	return r;
+}
+
+/* ---- filling ----------------------------------------------------------- */
+
+static int allocate(const struct target *t, uint64_t from, uint64_t to)
+{
+	int r;
+
+	do
+		r = fallocate(t->fd, 0, (off_t)from, (off_t)(to - from));
+	while (r && errno == EINTR);
+	if (!r)
+		return 0;
+	/* Writes will tell; a mapping must not find out by SIGBUS. */
+	return errno == EOPNOTSUPP && !t->map ? 0 : -errno;
+}
+
+int target_room(struct target *t, uint64_t upto)
+{
+	int r = 0;
+
+	pthread_mutex_lock(&t->lock);
+	if (upto > t->room) {
+		uint64_t to = upto < t->room + ROOM_STEP ? t->room + ROOM_STEP
+							 : upto;
+
+		if (to > t->known_len)
+			to = upto > t->known_len ? upto : t->known_len;
+		r = allocate(t, t->room, to);
+		if (r == 0)
+			t->room = to;
+	}
+	pthread_mutex_unlock(&t->lock);
+	return r;
+}
+
+int target_write(struct target *t, const void *buf, size_t len, uint64_t off)
+{
+	int r = target_room(t, off + len);
+
+	for (size_t at = 0; r == 0 && at < len;) {
+		ssize_t n = pwrite(t->fd, (const char *)buf + at, len - at,
+				   (off_t)(off + at));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			r = -errno;
+		else
+			at += (size_t)n;
+	}
+	return r;
+}
+
+static void tell_filled_locked(struct target *t)
+{
+	struct ckpt_filled filled = { .off = t->filled_at,
+				      .len = t->filled_to - t->filled_at };
+
+	if (filled.len)
+		(void)ioctl(t->fd, CKPT_IOC_FILLED, &filled);
+	t->filled_at = t->filled_to;
+}
+
+void target_filled(struct target *t, uint64_t off, uint64_t len)
+{
+	if (!t->on_ckptfs)
+		return;
+	pthread_mutex_lock(&t->lock);
+	if (off != t->filled_to) {
+		tell_filled_locked(t);
+		t->filled_at = off;
+	}
+	t->filled_to = off + len;
+	if (t->filled_to - t->filled_at >= TELL_LEN)
+		tell_filled_locked(t);
+	pthread_mutex_unlock(&t->lock);
+}
+
+/* ---- the end ----------------------------------------------------------- */
+
+static void unmap(struct target *t)
+{
+	if (t->map)
+		munmap(t->map, t->known_len);
+	t->map = NULL;
+}
+
+/*
+ * Closed before it is renamed: so its seal comes before the name (a file
+ * renamed while it is open has a weaker promise).
+ */
+int target_commit(struct target *t, uint64_t len)
+{
+	int r = 0;
+
+	unmap(t);
+	if (ftruncate(t->fd, (off_t)len))
+		return -errno;
+	if (close(t->fd))
+		r = -errno;
+	t->fd = -1;
+	if (r == 0 && renameat(t->dir_fd, t->temp, t->dir_fd, t->name))
+		r = -errno;
+	return r;
+}
+
+void target_abort(struct target *t)
+{
+	unmap(t);
+	if (t->temp && t->dir_fd >= 0)
+		unlinkat(t->dir_fd, t->temp, 0);
+	close_p(&t->fd);
+	t->fd = -1;
+}
+
+static int ask_mount(struct target *t, enum ckpt_level level)
+{
+	struct ckpt_reached ask = { .ino = t->ino, .level = level };
+
+	pthread_mutex_lock(&t->lock);
+	ask.seq = t->reached_seq;
+	pthread_mutex_unlock(&t->lock);
+	if (level == CKPT_REMOTE && !t->has_remote)
+		return -EOPNOTSUPP;
+	if (ioctl(t->dir_fd, CKPT_IOC_REACHED, &ask))
+		return -errno;
+	pthread_mutex_lock(&t->lock);
+	t->reached_seq = ask.seq;
+	pthread_mutex_unlock(&t->lock);
+	if (ask.err == -EAGAIN)
+		return 0;
+	return ask.err ? ask.err : ask.reached != 0;
+}
+
+static int sync_here(const struct target *t)
+{
+	CLEANUP(close_p)
+	int fd = openat(t->dir_fd, t->name, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return -errno;
+	if (fsync(fd) || fsync(t->dir_fd))
+		return -errno;
+	return 1;
+}
+
+int target_reached(struct target *t, enum ckpt_level level)
+{
+	if (t->on_ckptfs)
+		return ask_mount(t, level);
+	return level == CKPT_NVME ? sync_here(t) : -EOPNOTSUPP;
+}
