@@ -23,6 +23,7 @@ struct child {
 	size_t align;
 	uint64_t off; /* in the file, or UNPLACED */
 	uint64_t len; /* or CKPT_SIZE_UNKNOWN */
+	bool known;   /* its size, from the start: immutable */
 };
 
 struct composite {
@@ -152,6 +153,7 @@ int composite_place(struct ckpt_provider *root, uint64_t *known_len)
 		c->has_check |= ch->p->ops->check != NULL;
 		ch->off = UNPLACED;
 		ch->len = len;
+		ch->known = len != CKPT_SIZE_UNKNOWN;
 		if (len != CKPT_SIZE_UNKNOWN)
 			r = place(c, ch);
 		if (r == 0 && len != CKPT_SIZE_UNKNOWN)
@@ -189,7 +191,7 @@ static int child_ended(struct composite *c, struct child *ch,
 {
 	uint64_t len;
 
-	if (ch->off != UNPLACED || kind < CKPT_OBJECT)
+	if (ch->known || kind < CKPT_OBJECT || ch->off != UNPLACED)
 		return 0;
 	len = ch->p->ops->size(ch->p);
 	if (len == CKPT_SIZE_UNKNOWN)
@@ -205,7 +207,9 @@ static int child_next(struct composite *c, struct child *ch,
 
 	if (r <= 0)
 		return r < 0 ? r : child_ended(c, ch, kind);
-	if (ch->off == UNPLACED) {
+	if (!ch->known && kind < CKPT_OBJECT)
+		return -EFAULT; /* it has no place yet */
+	if (!ch->known && ch->off == UNPLACED) {
 		r = settle_child(c, ch);
 		if (r < 0)
 			return r;
