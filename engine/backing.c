@@ -172,6 +172,7 @@ static void destroy(struct engine *e, struct backing *b)
 	if (r < 0)
 		message_error("cannot remove backing file %016lx on %s: %s",
 			      (unsigned long)b->id, t->ops->name, strerror(-r));
+	reserve_forgo(e->reserve, b->promised);
 	if (b->charged)
 		reserve_give(e->reserve, b->charged);
 	free(b);
@@ -252,6 +253,32 @@ void backing_set_charge(struct engine *e, struct backing *b, uint64_t bytes)
 	mutex_unlock(&e->backings.lock);
 }
 
+void backing_take_promised(struct engine *e, struct backing *b, uint64_t bytes)
+{
+	uint64_t len;
+
+	mutex_lock(&e->backings.lock);
+	len = bytes > b->charged ? bytes - b->charged : 0;
+	if (len > b->promised)
+		len = b->promised;
+	b->promised -= len;
+	b->charged += len;
+	mutex_unlock(&e->backings.lock);
+	if (len)
+		reserve_take_promised(e->reserve, len);
+}
+
+void backing_drop_promise(struct engine *e, struct backing *b)
+{
+	uint64_t len;
+
+	mutex_lock(&e->backings.lock);
+	len = b->promised;
+	b->promised = 0;
+	mutex_unlock(&e->backings.lock);
+	reserve_forgo(e->reserve, len);
+}
+
 int dram_evict(struct engine *e, uint64_t len)
 {
 	struct backings *bs = &e->backings;
@@ -296,13 +323,25 @@ uint64_t dram_evict_version(struct engine *e, uint64_t version)
 	return freed;
 }
 
-int dram_take(struct engine *e, uint64_t len)
+typedef int reserve_how(struct reserve *r, uint64_t len);
+
+static int take_evicting(struct engine *e, uint64_t len, reserve_how *take)
 {
 	for (int tries = 0; tries < 8; tries++) {
-		if (!reserve_take(e->reserve, len))
+		if (!take(e->reserve, len))
 			return 0;
 		if (dram_evict(e, len))
 			break;
 	}
-	return reserve_take(e->reserve, len);
+	return take(e->reserve, len);
+}
+
+int dram_take(struct engine *e, uint64_t len)
+{
+	return take_evicting(e, len, reserve_take);
+}
+
+int dram_promise(struct engine *e, uint64_t len)
+{
+	return take_evicting(e, len, reserve_promise);
 }

@@ -19,6 +19,7 @@
 #include "engine/remote.h"
 #include "engine/reserve.h"
 #include "engine/restore.h"
+#include "engine/stream.h"
 #include "engine/tier.h"
 #include "metadata/metadata.h"
 
@@ -46,6 +47,7 @@ struct backing {
 	enum backing_where where; /* immutable */
 	uint64_t version;         /* whose content it is; 0: unsealed content */
 	uint64_t charged;         /* bytes of the reserve it holds (DRAM) */
+	uint64_t promised;        /* ... and may still take, for certain */
 	unsigned refs;
 	bool recorded; /* DRAM: its version has a synced copy elsewhere.
 			  NVMe: the file is that copy, not ours to delete */
@@ -171,6 +173,7 @@ struct inode {
 	int error;           /* told once by fsync or close */
 	uint64_t lease_size; /* size at the last look of the lease thread */
 	uint64_t nvme_room;  /* bytes preallocated for next_version */
+	bool streamed;       /* next_version's file may hold something */
 	unsigned n_borrowed; /* writable descriptors given out */
 };
 
@@ -193,7 +196,7 @@ struct dropped {
 	uint64_t version;
 };
 
-#define N_THREADS 5
+#define N_THREADS 6
 
 struct engine {
 	struct engine_config config;
@@ -237,6 +240,7 @@ struct engine {
 	} watch;
 	struct backings backings;
 	struct versions versions;
+	struct streams streams;
 
 	/* The door guards these: versions the open transaction drops. */
 	struct dropped *drops;
@@ -295,8 +299,14 @@ void backing_recorded(struct engine *e, uint64_t version, uint64_t file);
 /* Nobody needs what b caches for this version. */
 void backing_version_gone(struct engine *e, uint64_t version);
 void backing_set_charge(struct engine *e, struct backing *b, uint64_t bytes);
+/* As charged already; the promise sinks by what `bytes` is more than that. */
+void backing_take_promised(struct engine *e, struct backing *b, uint64_t bytes);
+/* What is left of the promise is free for others. */
+void backing_drop_promise(struct engine *e, struct backing *b);
 /* Takes len from the reserve, evicting what is cached if it must. */
 MUST_CHECK int dram_take(struct engine *e, uint64_t len);
+/* The same, as a promise. */
+MUST_CHECK int dram_promise(struct engine *e, uint64_t len);
 MUST_CHECK int dram_evict(struct engine *e, uint64_t len);
 /* Evicts the DRAM copy of one version if nobody uses it; bytes freed. */
 uint64_t dram_evict_version(struct engine *e, uint64_t version);
@@ -393,6 +403,9 @@ void inode_set_times_locked(struct inode *in, const struct timespec ts[2])
 /* open.c */
 MUST_CHECK int choose_backing(struct engine *e, uint64_t want,
 			      struct backing **out, int *fd);
+/* For a file that will be len bytes long: promised to it in DRAM, or spilled. */
+MUST_CHECK int choose_expected(struct engine *e, uint64_t len,
+			       struct backing **out, int *fd);
 MUST_CHECK int nvme_has_room(struct engine *e, uint64_t want);
 void inode_begin_write_locked(struct engine *e, struct inode *in)
 	MUST_HOLD(in->lock);
@@ -429,6 +442,8 @@ MUST_CHECK int lease_nvme_locked(struct engine *e, struct inode *in,
 /* DRAM is short: what files that do not grow hold ahead is taken back. false:
  * there is none. Locks inodes. */
 bool leases_reclaim(struct engine *e);
+/* No version will be in that file: nothing is streamed into it any more. */
+void nvme_forget(struct engine *e, uint64_t id);
 /* No version needs the file that was set aside on NVMe. */
 void lease_drop_nvme_locked(struct engine *e, struct inode *in)
 	MUST_HOLD(in->lock);

@@ -61,6 +61,11 @@ struct meta *engine_meta(struct engine *e)
 	return e->meta;
 }
 
+bool engine_passes_through(const struct engine *e)
+{
+	return e->passthrough;
+}
+
 void engine_use_passthrough(struct engine *e, const struct backing_hooks *hooks)
 {
 	e->hooks = *hooks;
@@ -515,6 +520,7 @@ static int start_threads(struct start *s)
 		{ "ckpt-lease", leaser_main },
 		{ "ckpt-flush", flusher_main },
 		{ "ckpt-flush", flusher_main },
+		{ "ckpt-stream", streamer_main },
 	};
 
 	for (; e->n_threads < N_THREADS; e->n_threads++)
@@ -553,6 +559,7 @@ static void engine_init(struct engine *e)
 	STAILQ_INIT(&e->follow.dead);
 	backings_init(&e->backings);
 	versions_init(&e->versions);
+	streams_init(&e->streams);
 	e->lock_fd = -1;
 	e->mgtime = kernel_has_mgtime();
 }
@@ -574,6 +581,7 @@ static void engine_free(struct engine *e, bool keep)
 	if (e->place.base[0] && !keep)
 		dram_place_remove(&e->place);
 	versions_fini(e);
+	streams_fini(e);
 	backings_fini(&e->backings);
 	if (e->lock_fd >= 0)
 		close(e->lock_fd);
@@ -630,6 +638,10 @@ static void stop_threads(struct engine *e)
 	pthread_cond_broadcast(&e->versions.work);
 	pthread_cond_broadcast(&e->versions.changed);
 	mutex_unlock(&e->versions.lock);
+	mutex_lock(&e->streams.lock);
+	e->streams.stop = true;
+	pthread_cond_broadcast(&e->streams.work);
+	mutex_unlock(&e->streams.lock);
 	mutex_lock(&e->follow.lock);
 	e->follow.stop = true;
 	pthread_cond_broadcast(&e->follow.kick);

@@ -76,6 +76,7 @@ struct backing_hooks {
 };
 void engine_use_passthrough(struct engine *e,
 			    const struct backing_hooks *hooks);
+bool engine_passes_through(const struct engine *e);
 /* Why files are served, or that they pass through; for the status. */
 void engine_set_io_note(struct engine *e, const char *note);
 
@@ -106,13 +107,14 @@ struct open_reply {
 
 /*
  * A new file: makes its backing file and the handle, before the transaction
- * that makes its name. flags as open(2). Then file_log_create() in that
- * transaction; file_cancel() if it did not commit.
+ * that makes its name. flags as open(2). expected: how long it will be, which
+ * decides its tier; 0: not known. Then file_log_create() in that transaction;
+ * file_cancel() if it did not commit.
  *
  *   -ENOSPC  no room is left on NVMe to promise
  */
 MUST_CHECK int file_create(struct engine *e, uint64_t ino, int flags,
-			   struct open_reply *out);
+			   uint64_t expected, struct open_reply *out);
 void file_log_create(struct engine *e, struct txn *t, uint64_t ino);
 void file_cancel(struct engine *e, uint64_t ino, uint64_t fh);
 
@@ -145,6 +147,9 @@ void file_return_fd(struct engine *e, uint64_t ino, bool write, int fd);
 /* As fallocate(2). The handle is writable. Size, times: as the kernel does. */
 MUST_CHECK int file_fallocate(struct engine *e, uint64_t ino, uint64_t fh,
 			      int mode, uint64_t off, uint64_t len);
+/* Its writer says that [off, off + len) will not change any more: it may go to
+ * NVMe before the seal. Best effort. */
+void file_filled(struct engine *e, uint64_t ino, uint64_t off, uint64_t len);
 /* Handle opened with O_SYNC or O_DSYNC: each write is followed by an fsync. */
 bool file_is_sync(uint64_t fh);
 

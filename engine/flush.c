@@ -208,10 +208,24 @@ static int chunk_source(struct flush *f, struct slot *s, uint64_t off,
 	return rc;
 }
 
+static uint32_t *crc_of(const struct flush *f, uint64_t off)
+{
+	return &f->job->crcs[(off - f->job->from) / CHUNK_LEN];
+}
+
+/* Written while the file was being filled, and not changed since. */
+static bool is_there(const struct flush_have *have, uint64_t off, uint32_t crc)
+{
+	uint64_t i = off / CHUNK_LEN;
+
+	return have && i < have->n && have->on[i] && have->crcs[i] == crc;
+}
+
 static int chunk_write(struct flush *f, struct slot *s, uint64_t off,
 		       enum extent_kind kind)
 {
 	struct tier *dst = f->job->dst;
+	uint32_t crc;
 	int rc;
 
 	s->flush = f;
@@ -225,7 +239,12 @@ static int chunk_write(struct flush *f, struct slot *s, uint64_t off,
 	rc = chunk_source(f, s, off, kind);
 	if (rc)
 		return rc;
-	f->job->crcs[off / CHUNK_LEN] = crc32c(0, s->io.buf, s->len);
+	crc = crc32c(0, s->io.buf, s->len);
+	*crc_of(f, off) = crc;
+	if (is_there(f->job->have, off, crc)) {
+		slot_put(f, s, 0);
+		return 0;
+	}
 	throttle_wait(f->job->throttle, s->io.len);
 	return dst->ops->write(dst, &s->io);
 }
@@ -248,8 +267,7 @@ static int chunk_skip(struct flush *f, uint64_t off, enum extent_kind *kind)
 		f->hole_crc = crc32c_zeros(CHUNK_LEN);
 		f->hole_known = true;
 	}
-	f->job->crcs[off / CHUNK_LEN] = len == CHUNK_LEN ? f->hole_crc
-							 : crc32c_zeros(len);
+	*crc_of(f, off) = len == CHUNK_LEN ? f->hole_crc : crc32c_zeros(len);
 	advance(f, len);
 	return 0;
 }
@@ -290,7 +308,7 @@ static int dst_open(struct flush *f)
 		CLEANUP(close_p) int fresh = -1;
 
 		rc = ops->create(job->dst, job->dst_id, &fresh);
-		if (!rc)
+		if (!rc || rc == -EEXIST) /* the lease was faster */
 			rc = ops->open(job->dst, job->dst_id, O_RDWR | O_DIRECT,
 				       &f->fd);
 	}
@@ -299,6 +317,8 @@ static int dst_open(struct flush *f)
 	if (fstat(f->fd, &st))
 		return -errno;
 	f->stale = st.st_size || st.st_blocks;
+	if (job->part && (uint64_t)st.st_size >= job->size)
+		return 0;
 	return ftruncate(f->fd, (off_t)round_up(job->size)) ? -errno : 0;
 }
 
@@ -349,12 +369,12 @@ static int move_all(struct flush *f)
 	int rc, error;
 
 	rc = dst_open(f);
-	for (uint64_t off = 0; !rc && off < job->size; off += CHUNK_LEN)
+	for (uint64_t off = job->from; !rc && off < job->size; off += CHUNK_LEN)
 		rc = chunk_flush(f, off);
 	error = wait_all(f);
 	if (error)
 		return error;
-	if (rc)
+	if (rc || job->part)
 		return rc;
 	if (ftruncate(f->fd, (off_t)job->size))
 		return -errno;

@@ -19,6 +19,14 @@ void throttle_free(struct throttle *t); /* NULL allowed; nobody waits */
 /* Waits until len more bytes may go. t NULL: returns at once. Any thread. */
 void throttle_wait(struct throttle *t, uint64_t len);
 
+/* What the destination holds already, chunk by chunk (stream.h). Owned. */
+struct flush_have {
+	uint32_t n;     /* chunks it speaks of */
+	uint8_t *on;    /* 1: it is there ... */
+	uint32_t *crcs; /* ... with this checksum */
+};
+void flush_have_fini(struct flush_have *have);
+
 struct flush_job {
 	int src_fd;    /* read-only descriptor of the backing file */
 	uint64_t size; /* bytes of the version */
@@ -29,10 +37,15 @@ struct flush_job {
 	uint64_t dst_id; /* file to make, or, if it exists (preallocated),
 			    to fill from the start */
 	bool in_place;   /* src is on dst already (spilled): checksum, sync */
-	struct throttle *throttle;  /* NULL: as fast as it goes */
-	_Atomic uint64_t *progress; /* bytes written so far, added to; NULL
+	struct throttle *throttle;     /* NULL: as fast as it goes */
+	_Atomic uint64_t *progress;    /* bytes written so far, added to; NULL
 				       allowed. After an error: as before */
-	uint32_t *crcs;             /* room for N_CHUNKS(size) */
+	uint32_t *crcs;                /* room for N_CHUNKS(size - from) */
+	const struct flush_have *have; /* NULL: nothing. A chunk that is there
+					  with the right sum is not written */
+	bool part;     /* only [from, size), of a file that goes on: it is
+			  neither cut to size nor synced */
+	uint64_t from; /* whole chunks; 0 unless part */
 };
 
 /*

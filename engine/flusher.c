@@ -125,7 +125,7 @@ static bool take_file_of_base(struct engine *e, struct version *v, int fd)
 	}
 	mutex_unlock(&vs->lock);
 	if (taken) /* what was set aside for it */
-		(void)!e->nvme->ops->remove(e->nvme, v->id);
+		nvme_forget(e, v->id);
 	return taken;
 }
 
@@ -144,6 +144,7 @@ static void base_done(struct engine *e, struct version *v)
 static int flush_version(struct engine *e, struct version *v, struct backing *b)
 {
 	struct tier *src = backing_tier(e, b->where);
+	CLEANUP(flush_have_fini) struct flush_have have = { 0 };
 	CLEANUP(close_p) int fd = -1;
 	CLEANUP(free_p)
 	uint32_t *crcs = calloc(N_CHUNKS(v->size) + 1, sizeof(*crcs));
@@ -157,6 +158,7 @@ static int flush_version(struct engine *e, struct version *v, struct backing *b)
 		return r;
 	if (v->base && b->where == BACKING_DRAM && take_file_of_base(e, v, fd))
 		return 0;
+	stream_end(e, v->id, &have);
 	struct flush_job job = {
 		.src_fd = fd,
 		.size = v->size,
@@ -167,6 +169,7 @@ static int flush_version(struct engine *e, struct version *v, struct backing *b)
 		.throttle = e->throttle,
 		.progress = &e->flushed_bytes,
 		.crcs = crcs,
+		.have = &have,
 	};
 	r = run_stable(&job);
 	if (r < 0)

@@ -20,6 +20,8 @@
 #define LOOK_IDLE_NS INT64_C(20000000)
 #define AHEAD_MIN (32 * MIB)
 #define AHEAD_MAX (2048 * MIB)
+/* Of a file whose size is known: its writer waits for the same lock. */
+#define AHEAD_PROMISED (128 * MIB)
 #define N_LOOKED 256
 
 static uint64_t round_up(uint64_t v, uint64_t to)
@@ -54,7 +56,8 @@ static int extend_dram(struct engine *e, struct inode *in, uint64_t upto)
 
 	if (upto <= had)
 		return 0;
-	r = dram_take(e, upto - had);
+	backing_take_promised(e, b, upto);
+	r = upto > b->charged ? dram_take(e, upto - b->charged) : 0;
 	if (r < 0)
 		return r;
 	backing_set_charge(e, b, upto);
@@ -85,6 +88,8 @@ static int extend_nvme(struct engine *e, struct inode *in, uint64_t upto)
 	r = t->ops->open(t, id, O_RDWR, &fd);
 	if (r == -ENOENT)
 		r = t->ops->create(t, id, &fd);
+	if (r == -EEXIST) /* the streamer was faster */
+		r = t->ops->open(t, id, O_RDWR, &fd);
 	if (r < 0)
 		return r;
 	r = preallocate(t, fd, in->nvme_room, upto - in->nvme_room);
@@ -112,11 +117,19 @@ int lease_exact_locked(struct engine *e, struct inode *in, uint64_t size)
 	return r;
 }
 
+void nvme_forget(struct engine *e, uint64_t id)
+{
+	stream_end(e, id, NULL);
+	(void)!e->nvme->ops->remove(e->nvme, id);
+}
+
 void lease_drop_nvme_locked(struct engine *e, struct inode *in)
 {
-	if (in->nvme_room && in->backing && in->backing->where == BACKING_DRAM)
-		(void)!e->nvme->ops->remove(e->nvme, in->next_version);
+	if ((in->nvme_room || in->streamed) && in->backing &&
+	    in->backing->where == BACKING_DRAM)
+		nvme_forget(e, in->next_version);
 	in->nvme_room = 0;
+	in->streamed = false;
 }
 
 /* Holes of the content hold no lease. */
@@ -191,7 +204,7 @@ bool leases_reclaim(struct engine *e)
 
 		mutex_lock(&in->lock);
 		if (in->backing && in->backing->where == BACKING_DRAM &&
-		    !fstat(in->ro_fd, &st) &&
+		    !in->backing->promised && !fstat(in->ro_fd, &st) &&
 		    (uint64_t)st.st_size == in->lease_size) {
 			uint64_t before = in->backing->charged;
 
@@ -233,12 +246,16 @@ static bool look_locked(struct engine *e, struct inode *in)
 		ahead = AHEAD_MAX;
 	if (ahead > e->config.dram / 8)
 		ahead = e->config.dram / 8;
+	if (in->backing->promised && ahead > AHEAD_PROMISED)
+		ahead = AHEAD_PROMISED;
 	in->lease_size = size;
 	room = in->backing->where == BACKING_DRAM ? in->backing->charged
 						  : in->nvme_room;
 	if (size + ahead / 2 <= room)
 		return true;
 	want = round_up(size + ahead, 2 * MIB);
+	if (in->backing->promised && want > room + in->backing->promised)
+		want = room + in->backing->promised;
 	r = lease_exact_locked(e, in, want);
 	if (r < 0)
 		(void)!lease_exact_locked(e, in, size);

@@ -61,6 +61,7 @@ static bool dram_is_ample(struct engine *e, uint64_t want)
 	if (want > ample)
 		ample = want;
 	reserve_state(e->reserve, &rs);
+	rs.charged += rs.promised;
 	free_len = rs.limit > rs.charged ? rs.limit - rs.charged : 0;
 	if (free_len >= ample)
 		return true;
@@ -78,6 +79,25 @@ int choose_backing(struct engine *e, uint64_t want, struct backing **out,
 		if (r == 0)
 			return 0;
 		reserve_give(e->reserve, charge);
+		if (r != -ENOSPC)
+			return r;
+	}
+	e->n_spilled++;
+	return backing_create(e, BACKING_NVME, 0, out, fd);
+}
+
+int choose_expected(struct engine *e, uint64_t len, struct backing **out,
+		    int *fd)
+{
+	int r;
+
+	if (dram_is_ample(e, len) && dram_promise(e, len) == 0) {
+		r = backing_create(e, BACKING_DRAM, 0, out, fd);
+		if (r == 0) {
+			(*out)->promised = len; /* nobody else has it yet */
+			return 0;
+		}
+		reserve_forgo(e->reserve, len);
 		if (r != -ENOSPC)
 			return r;
 	}
@@ -308,6 +328,7 @@ void inode_begin_write_locked(struct engine *e, struct inode *in)
 {
 	in->next_version = meta_new_version(e->meta);
 	in->nvme_room = 0;
+	in->streamed = false;
 	in->lease_size = 0;
 	in->written = true;
 	in->sealed.valid = false;
@@ -518,15 +539,19 @@ int file_open(struct engine *e, uint64_t ino, int flags, struct open_reply *out)
 /* ---- new files -------------------------------------------------------- */
 
 static int create_locked(struct engine *e, struct inode *in, int flags,
-			 struct open_reply *out) MUST_HOLD(in->lock);
+			 uint64_t expected, struct open_reply *out)
+	MUST_HOLD(in->lock);
 static int create_locked(struct engine *e, struct inode *in, int flags,
-			 struct open_reply *out)
+			 uint64_t expected, struct open_reply *out)
 {
 	CLEANUP(close_p) int fd = -1;
 	struct backing *b;
 	int r;
 
-	r = choose_backing(e, 0, &b, &fd);
+	if (expected > CHARGE_FIRST)
+		r = choose_expected(e, expected, &b, &fd);
+	else
+		r = choose_backing(e, 0, &b, &fd);
 	if (r < 0)
 		return r;
 	r = inode_use_backing_locked(e, in, b);
@@ -552,21 +577,21 @@ static void cancel_write(struct engine *e, struct inode *in)
 	mutex_unlock(&in->lock);
 }
 
-int file_create(struct engine *e, uint64_t ino, int flags,
+int file_create(struct engine *e, uint64_t ino, int flags, uint64_t expected,
 		struct open_reply *out)
 {
 	struct inode *in;
 	bool fresh;
 	int r;
 
-	r = nvme_has_room(e, 0);
+	r = nvme_has_room(e, expected);
 	if (r < 0)
 		return r;
 	r = inode_get(e, ino, &fresh, &in);
 	if (r < 0)
 		return r;
 	mutex_lock(&in->lock);
-	r = create_locked(e, in, flags, out);
+	r = create_locked(e, in, flags, expected, out);
 	mutex_unlock(&in->lock);
 	if (r < 0)
 		cancel_write(e, in);

@@ -51,6 +51,7 @@ struct reserve {
 	pthread_cond_t wake;    /* the grower may have something to do */
 	pthread_cond_t settled; /* it has nothing to do */
 	uint64_t charged;       /* guarded by lock */
+	uint64_t promised;      /* guarded by lock */
 	uint64_t found;         /* what start-up has yet to charge; by lock */
 	uint64_t ballast;       /* guarded by lock */
 	uint64_t spare_target;  /* what the machine allows; by lock */
@@ -108,6 +109,15 @@ static void punch(struct reserve *r, uint64_t off, uint64_t len)
 		(void)!extent_punch(r->fd, off, len);
 }
 
+static bool has_room_locked(const struct reserve *r, uint64_t len)
+	MUST_HOLD(r->lock);
+static bool has_room_locked(const struct reserve *r, uint64_t len)
+{
+	uint64_t gone = r->charged + r->promised;
+
+	return gone <= r->limit && len <= r->limit - gone;
+}
+
 int reserve_take(struct reserve *r, uint64_t len)
 {
 	uint64_t off = 0, punched = 0;
@@ -115,7 +125,7 @@ int reserve_take(struct reserve *r, uint64_t len)
 
 	mutex_lock(&r->lock);
 	r->found = 0; /* start-up is over: all that was there is charged */
-	if (r->charged + len > r->limit || r->charged + len < len) {
+	if (!has_room_locked(r, len)) {
 		rc = -ENOSPC;
 	} else {
 		r->charged += len;
@@ -137,6 +147,32 @@ void reserve_charge(struct reserve *r, uint64_t len)
 	off = r->ballast;
 	mutex_unlock(&r->lock);
 	punch(r, off, punched);
+}
+
+int reserve_promise(struct reserve *r, uint64_t len)
+{
+	int rc = 0;
+
+	mutex_lock(&r->lock);
+	if (has_room_locked(r, len))
+		r->promised += len;
+	else
+		rc = -ENOSPC;
+	mutex_unlock(&r->lock);
+	return rc;
+}
+
+void reserve_forgo(struct reserve *r, uint64_t len)
+{
+	mutex_lock(&r->lock);
+	r->promised -= len;
+	mutex_unlock(&r->lock);
+}
+
+void reserve_take_promised(struct reserve *r, uint64_t len)
+{
+	reserve_forgo(r, len);
+	reserve_charge(r, len);
 }
 
 void reserve_give(struct reserve *r, uint64_t len)
@@ -426,6 +462,7 @@ void reserve_state(struct reserve *r, struct reserve_state *out)
 	*out = (struct reserve_state){
 		.limit = r->limit,
 		.charged = r->charged,
+		.promised = r->promised,
 		.ballast = r->ballast,
 		.target = r->with_ballast ? target_locked(r) : 0,
 	};

@@ -4,7 +4,8 @@
  * the tmpfs pair, the ballast that holds what no version uses, and finding
  * what a dead daemon left.
  *
- * Budget: limit = ballast + charged + slack. The charge of a backing file is
+ * Budget: limit = ballast + charged + slack; what is promised lies in the
+ * ballast. The charge of a backing file is
  * what it holds or is promised. Whoever wants bytes calls reserve_take()
  * before it allocates, reserve_give() after it freed. Slack is kept free
  * (up to limit/16, at most 64 MiB) so that small files never wait for a
@@ -77,8 +78,20 @@ void reserve_give(struct reserve *r, uint64_t len);
 /* At start-up: what is there already, even above the limit. */
 void reserve_charge(struct reserve *r, uint64_t len);
 
+/*
+ * A promise of len bytes to a file that will grow: nobody else can have them,
+ * but the ballast holds their memory until they are taken (free memory is not
+ * backed for long on a virtual machine).
+ *   -ENOSPC  as reserve_take()
+ */
+MUST_CHECK int reserve_promise(struct reserve *r, uint64_t len);
+/* Charges len bytes that were promised. */
+void reserve_take_promised(struct reserve *r, uint64_t len);
+/* They will not be wanted. */
+void reserve_forgo(struct reserve *r, uint64_t len);
+
 struct reserve_state {
-	uint64_t limit, charged, ballast;
+	uint64_t limit, charged, promised, ballast;
 	uint64_t target; /* what the ballast may grow to */
 	char note[160];  /* why it stops short of the limit, or "" */
 };

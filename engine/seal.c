@@ -344,6 +344,7 @@ static int seal_locked(struct engine *e, struct inode *in, bool final)
 	if (st.st_size <= META_SMALL_MAX)
 		lease_drop_nvme_locked(e, in);
 	in->nvme_room = 0;
+	in->streamed = false;
 	in->next_version = meta_new_version(e->meta);
 	in->sealed = (struct look){ true, (uint64_t)st.st_size, st.st_ctim };
 	in->snapshot_ns = now_mono_ns();
@@ -386,6 +387,8 @@ static int seal_final_locked(struct engine *e, struct inode *in)
 	in->sealed.valid = in->mark.valid = false;
 	lease_drop_nvme_locked(e, in); /* if nothing was sealed */
 	lease_trim_locked(e, in);
+	if (in->backing)
+		backing_drop_promise(e, in->backing);
 	watch_remove(e, in);
 	return 0;
 }

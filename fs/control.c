@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "fs/capture.h"
 #include "fs/control.h"
 #include "fs/control_serve.h"
 #include "fs/hidden.h"
@@ -201,7 +202,7 @@ static bool job_enter(struct control *c)
 	return room;
 }
 
-static void job_leave(struct control *c)
+void control_job_end(struct control *c)
 {
 	mutex_lock(&c->lock);
 	if (!--c->n_jobs)
@@ -216,7 +217,7 @@ static void *job_main(void *arg)
 
 	job->msg.len = 0;
 	answer(job, ops[job->msg.op].run(job->fs, &job->msg));
-	job_leave(c);
+	control_job_end(c);
 	return NULL;
 }
 
@@ -233,20 +234,26 @@ static int start_detached(void *(*fn)(void *), void *arg)
 	return -err;
 }
 
+int control_job_start(struct control *c, void *(*run)(void *arg), void *arg)
+{
+	int err;
+
+	if (!job_enter(c))
+		return -EAGAIN;
+	err = start_detached(run, arg);
+	if (err)
+		control_job_end(c);
+	return err;
+}
+
 static void start_job(struct job *job)
 {
-	struct control *c = job->fs->control;
 	int err = check(job->fs, &job->msg, fuse_req_ctx(job->req)->uid);
 
-	if (!err && !job_enter(c))
-		err = -EAGAIN;
-	if (!err) {
-		err = start_detached(job_main, job);
-		if (!err)
-			return;
-		job_leave(c);
-	}
-	answer(job, err);
+	if (!err)
+		err = control_job_start(job->fs->control, job_main, job);
+	if (err)
+		answer(job, err);
 }
 
 void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
@@ -255,9 +262,11 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
 {
 	struct job *job;
 
-	(void)ino;
 	(void)arg;
 	(void)fi;
+	if (capture_ioctl(req, ino, cmd, flags & FUSE_IOCTL_DIR, in_buf,
+			  in_bufsz))
+		return;
 	if (cmd != CONTROL_IOCTL || !(flags & FUSE_IOCTL_DIR)) {
 		reply_result(req, -ENOTTY);
 		return;

@@ -11,6 +11,14 @@
 MUST_CHECK int control_start(struct fs *fs, struct control **out);
 /* Waits for those that still run. NULL is allowed. */
 void control_stop(struct control *c);
+/*
+ * run(arg) in a thread of its own, which calls control_job_end() last.
+ *
+ *   -EAGAIN  too many run already
+ */
+MUST_CHECK int control_job_start(struct control *c, void *(*run)(void *arg),
+				 void *arg);
+void control_job_end(struct control *c);
 
 /* JSON texts, malloc'ed. fs/control_json.c */
 MUST_CHECK int status_json(struct fs *fs, char **out);

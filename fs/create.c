@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 
+#include "fs/capture.h"
 #include "fs/node.h"
 
 /* Door held. */
@@ -38,7 +39,9 @@ static int commit_file(struct fs *fs, struct node *node)
 static int create_file(struct fs *fs, struct node *node, int flags,
 		       struct open_reply *out)
 {
-	int err = file_create(fs->engine, node->rec.ino, flags, out);
+	uint64_t expected =
+		expected_take(fs->expected, node->parent, node->name);
+	int err = file_create(fs->engine, node->rec.ino, flags, expected, out);
 
 	if (err)
 		return err;

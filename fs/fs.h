@@ -40,7 +40,8 @@ struct fs {
 	const struct view *view; /* the accepted state */
 	const struct options *options;
 	struct control *control;
-	uid_t owner; /* whoever mounted it */
+	struct expected *expected; /* sizes of new files (capture.h) */
+	uid_t owner;               /* whoever mounted it */
 	gid_t group;
 	int64_t started_ns;
 	bool want_passthrough; /* ask the kernel for it at INIT */

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/utsname.h>
 
+#include "fs/capture.h"
 #include "fs/control_serve.h"
 #include "fs/mountpoint.h"
 #include "fs/passthrough.h"
@@ -211,6 +212,7 @@ static void end(struct session *s)
 	if (s->is_mounted)
 		leave_nothing(s);
 	control_stop(s->fs.control);
+	expected_free(s->fs.expected);
 	engine_stop(s->fs.engine, -1);
 	if (s->fuse)
 		fuse_session_destroy(s->fuse);
@@ -227,6 +229,8 @@ int session_run(const struct options *o, struct startup *startup)
 		return err;
 	fill_fs(&s);
 	err = control_start(&s.fs, &s.fs.control);
+	if (!err)
+		err = expected_new(&s.fs.expected);
 	if (!err)
 		err = mount_session(&s);
 	if (!err)

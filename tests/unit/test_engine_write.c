@@ -42,7 +42,7 @@ static uint64_t create(struct engine *e, const char *name, uint64_t *fh)
 	struct open_reply reply = { 0 };
 	struct txn *t;
 
-	CHECK(file_create(e, ino, O_WRONLY, &reply) == 0);
+	CHECK(file_create(e, ino, O_WRONLY, 0, &reply) == 0);
 	t = engine_txn_begin(e);
 	txn_put_inode(t, &rec);
 	txn_put_dentry(t, META_ROOT_INO, name, ino, S_IFREG);
