@@ -19,7 +19,7 @@
 #include "providers/pool.h"
 #include "providers/target.h"
 
-#define N_IN_FLIGHT 8 /* device copies at once */
+#define N_IN_FLIGHT 16 /* device copies at once */
 #define N_MOVERS 5
 
 struct ckpt_capture {

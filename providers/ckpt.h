@@ -135,7 +135,8 @@ struct ckpt_provider_ops {
 	/*
 	 * DEVICE only, else NULL: start to copy chunk c to dst, which stays
 	 * valid until done() has run; done() runs exactly once iff this
-	 * returns 0. Copies may be queued until kick().
+	 * returns 0. Copies may be queued until kick(), which comes before
+	 * anybody waits for them.
 	 */
 	int (*copy)(struct ckpt_provider *p, const struct ckpt_chunk *c,
 		    void *dst, ckpt_copied *done, void *arg);

@@ -23,6 +23,7 @@
 #include "providers/capture.h"
 
 #define STAGE_LOOK_MS 50
+#define KICK_EVERY 4u
 
 /* ---- errors ------------------------------------------------------------ */
 
@@ -291,8 +292,18 @@ static int wait_for_slot(struct ckpt_capture *cap)
 	return r;
 }
 
-/* Where the bytes shall go: into the file, or into a buffer. */
-static int find_dst(struct ckpt_capture *cap, struct copy *c)
+static int kick(struct ckpt_provider **waiting)
+{
+	struct ckpt_provider *p = *waiting;
+
+	*waiting = NULL;
+	return p && p->ops->kick ? p->ops->kick(p) : 0;
+}
+
+/* Where the bytes shall go: into the file, or into a buffer. What is queued
+ * may hold the last buffers: it is kicked before they are waited for. */
+static int find_dst(struct ckpt_capture *cap, struct copy *c,
+		    struct ckpt_provider **waiting)
 {
 	int r;
 
@@ -302,13 +313,22 @@ static int find_dst(struct ckpt_capture *cap, struct copy *c)
 		return r;
 	}
 	c->staged = true;
-	do
+	r = pool_take(cap->ck->pool, 0, &c->dst);
+	if (r == -EAGAIN) {
+		r = kick(waiting);
+		if (r < 0)
+			return r;
+	}
+	while (!c->dst && !has_failed(cap)) {
 		r = pool_take(cap->ck->pool, STAGE_LOOK_MS, &c->dst);
-	while (r == -EAGAIN && !has_failed(cap));
-	return r;
+		if (r < 0 && r != -EAGAIN)
+			return r;
+	}
+	return c->dst ? 0 : -ECANCELED;
 }
 
-static int start_copy(struct ckpt_capture *cap, const struct placed_chunk *at)
+static int start_copy(struct ckpt_capture *cap, const struct placed_chunk *at,
+		      struct ckpt_provider **waiting)
 {
 	struct ckpt_provider *p = at->chunk.from;
 	struct copy *c = calloc(1, sizeof(*c));
@@ -318,7 +338,7 @@ static int start_copy(struct ckpt_capture *cap, const struct placed_chunk *at)
 		return -ENOMEM;
 	c->cap = cap;
 	c->at = *at;
-	r = find_dst(cap, c);
+	r = find_dst(cap, c, waiting);
 	if (r < 0) {
 		free(c);
 		return r;
@@ -328,8 +348,10 @@ static int start_copy(struct ckpt_capture *cap, const struct placed_chunk *at)
 	cap->stats.mapped = !c->staged;
 	pthread_mutex_unlock(&cap->ck->lock);
 	r = p->ops->copy(p, &c->at.chunk, c->dst, arrived, c);
-	if (r == 0)
+	if (r == 0) {
+		*waiting = p;
 		return 0;
+	}
 	pthread_mutex_lock(&cap->ck->lock);
 	cap->in_flight--;
 	pthread_mutex_unlock(&cap->ck->lock);
@@ -339,40 +361,38 @@ static int start_copy(struct ckpt_capture *cap, const struct placed_chunk *at)
 	return r;
 }
 
-static int kick(struct ckpt_provider *p)
-{
-	return p && p->ops->kick ? p->ops->kick(p) : 0;
-}
-
-/* Batches: a provider is kicked when the next chunk is another's, or when no
- * more may be in flight. */
+/*
+ * Batches of KICK_EVERY: a provider is also kicked when the next chunk is
+ * another's. Less than half of what may be in flight is ever unkicked, so
+ * whoever waits for a slot gets one.
+ */
 static int copy_chunks(struct ckpt_capture *cap)
 {
-	struct ckpt_provider *last = NULL;
+	struct ckpt_provider *waiting = NULL;
 	struct placed_chunk at;
 	unsigned n = 0;
 	int r;
 
 	while ((r = composite_next(cap->root, CKPT_DEVICE,
 				   cap->ck->options.chunk_len, &at)) > 0) {
-		if (last && (last != at.chunk.from || n % N_IN_FLIGHT == 0))
-			r = kick(last);
+		if (waiting &&
+		    (waiting != at.chunk.from || n % KICK_EVERY == 0))
+			r = kick(&waiting);
 		if (r >= 0)
 			r = open_target(cap);
 		if (r >= 0)
 			r = wait_for_slot(cap);
 		if (r >= 0)
-			r = start_copy(cap, &at);
+			r = start_copy(cap, &at, &waiting);
 		if (r < 0)
 			break;
-		last = at.chunk.from;
 		n++;
 	}
 	if (r < 0) {
-		(void)!kick(last); /* what was queued must still arrive */
+		(void)!kick(&waiting); /* what was queued must still arrive */
 		return r;
 	}
-	return kick(last);
+	return kick(&waiting);
 }
 
 static void *device_main(void *arg)

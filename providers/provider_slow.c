@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * An imitated device: one thread that copies what is queued, chunk by chunk,
- * no faster than its rate, as a DMA engine does. It stands where a GPU would,
- * so that everything that waits for a device can be tested without one.
+ * no faster than its rate, as a DMA engine does; what was not kicked does not
+ * start. It stands where a GPU would, so that everything that waits for a
+ * device can be tested without one.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -32,9 +33,9 @@ struct ckpt_slow_device {
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t work;
-	STAILQ_HEAD(, request) queue; /* guarded by lock */
-	bool stop;                    /* guarded by lock */
-	int64_t free_ns;              /* the thread's: idle from then on */
+	STAILQ_HEAD(request_queue, request) queue; /* guarded by lock */
+	bool stop;                                 /* guarded by lock */
+	int64_t free_ns; /* the thread's: idle from then on */
 };
 
 struct slow {
@@ -42,6 +43,7 @@ struct slow {
 	struct ckpt_slow_device *device;
 	const uint8_t *bytes;
 	size_t len, at;
+	struct request_queue batch; /* not kicked yet */
 };
 
 static const struct ckpt_provider_ops slow_ops;
@@ -155,6 +157,7 @@ struct ckpt_provider *ckpt_slow(struct ckpt_slow_device *device,
 			    .device = device,
 			    .bytes = bytes,
 			    .len = len };
+	STAILQ_INIT(&s->batch);
 	return &s->base;
 }
 
@@ -182,7 +185,6 @@ static int slow_copy(struct ckpt_provider *p, const struct ckpt_chunk *c,
 		     void *dst, ckpt_copied *done, void *arg)
 {
 	struct slow *s = CONTAINER_OF(p, struct slow, base);
-	struct ckpt_slow_device *d = s->device;
 	struct request *q = malloc(sizeof(*q));
 
 	if (!q)
@@ -192,8 +194,17 @@ static int slow_copy(struct ckpt_provider *p, const struct ckpt_chunk *c,
 			       .len = c->len,
 			       .done = done,
 			       .arg = arg };
+	STAILQ_INSERT_TAIL(&s->batch, q, next);
+	return 0;
+}
+
+static int slow_kick(struct ckpt_provider *p)
+{
+	struct slow *s = CONTAINER_OF(p, struct slow, base);
+	struct ckpt_slow_device *d = s->device;
+
 	pthread_mutex_lock(&d->lock);
-	STAILQ_INSERT_TAIL(&d->queue, q, next);
+	STAILQ_CONCAT(&d->queue, &s->batch);
 	pthread_cond_signal(&d->work);
 	pthread_mutex_unlock(&d->lock);
 	return 0;
@@ -209,5 +220,6 @@ static const struct ckpt_provider_ops slow_ops = {
 	.size = slow_size,
 	.next = slow_next,
 	.copy = slow_copy,
+	.kick = slow_kick,
 	.release = slow_release,
 };
