@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How the test sees and steers the imitated driver. */
+#ifndef CKPT_TESTS_FAKE_CUDA_H
+#define CKPT_TESTS_FAKE_CUDA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct fake_cuda {
+	bool fail_register, fail_sync;
+	int n_registered; /* now */
+	int n_copies, n_syncs;
+};
+extern struct fake_cuda fake_cuda;
+
+/* "Device memory" (readable, so that the test can fill it). */
+void *fake_cuda_alloc(size_t len);
+
+#endif
