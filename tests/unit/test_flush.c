@@ -302,6 +302,50 @@ static void throttled(struct tier *t)
 	close(src);
 }
 
+/* Chunks 1 and 2 of 5 are there before the seal; 2 changed since. */
+static void in_parts(void)
+{
+	uint64_t size = 4 * CHUNK_LEN + 77;
+	int src = source(size, NULL), dst;
+	uint8_t on[3] = { 0, 1, 1 };
+	uint32_t have_crcs[3], crcs[N_CRCS];
+	struct flush_have have = { .n = 3, .on = on, .crcs = have_crcs };
+	struct flush_job part = {
+		.src_fd = src,
+		.from = CHUNK_LEN,
+		.size = 3 * CHUNK_LEN,
+		.part = true,
+		.dst_id = 1,
+		.crcs = have_crcs + 1,
+	};
+	struct flush_job whole = { .src_fd = src,
+				   .size = size,
+				   .final = true,
+				   .dst_id = 1,
+				   .have = &have,
+				   .crcs = crcs };
+	struct tier *real, *t;
+	struct stat st;
+
+	CHECK_EQ(tier_nvme_open(nvme_dir, 0, &real), 0);
+	prepare(real, NOTHING, size);
+	/* Six may be written: twice the part, and all but one of the rest. */
+	CHECK_EQ(tier_faulty_open(real, "write:error=EIO:after=6", &t), 0);
+	part.dst = whole.dst = t;
+	CHECK_EQ(flush_run(&part), 0);
+	CHECK_EQ(t->ops->open(t, 1, O_RDWR, &dst), 0);
+	CHECK(!fstat(dst, &st));
+	CHECK_EQ(st.st_size, 3 * CHUNK_LEN);
+	CHECK_EQ(pwrite(src, "changed", 7, 2 * CHUNK_LEN + 5), 7);
+	CHECK_EQ(flush_run(&whole), 0); /* 2 + 4 writes */
+	check_same(src, dst, size);
+	CHECK_EQ(checksum_verify(dst, size, crcs, 5, NULL), 0);
+	CHECK_EQ(flush_run(&part), -EIO); /* the seventh: it does count */
+	t->ops->close(t);
+	close(dst);
+	close(src);
+}
+
 int main(void)
 {
 	static const uint64_t sizes[] = {
@@ -327,6 +371,7 @@ int main(void)
 	in_place(t);
 	throttled(t);
 	t->ops->close(t);
+	in_parts();
 	faults();
 	return 0;
 }

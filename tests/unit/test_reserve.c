@@ -206,6 +206,31 @@ static void taken_and_given(void)
 	CHECK_EQ(ballast_bytes(), 0);
 }
 
+/* Nobody else can have it, and the ballast holds it until it is taken. */
+static void promised(void)
+{
+	struct reserve *r;
+	struct reserve_state s;
+
+	CHECK_EQ(reserve_start(place.dir, LIMIT, true, &r), 0);
+	CHECK_EQ(filled(r).ballast, LIMIT - SLACK);
+	CHECK_EQ(reserve_promise(r, 100 * MIB), 0);
+	CHECK_EQ(ballast_bytes(), LIMIT - SLACK);
+	CHECK_EQ(reserve_take(r, LIMIT - 100 * MIB + 1), -ENOSPC);
+	CHECK_EQ(reserve_promise(r, LIMIT - 100 * MIB + 1), -ENOSPC);
+	reserve_take_promised(r, 60 * MIB);
+	CHECK(ballast_bytes() <= LIMIT - 60 * MIB);
+	reserve_state(r, &s);
+	CHECK_EQ(s.charged, 60 * MIB);
+	CHECK_EQ(s.promised, 40 * MIB);
+	CHECK_EQ(reserve_take(r, LIMIT - 100 * MIB), 0);
+	CHECK_EQ(reserve_take(r, 1), -ENOSPC);
+	reserve_forgo(r, 40 * MIB);
+	CHECK_EQ(reserve_take(r, 40 * MIB), 0);
+	CHECK_EQ(reserve_take(r, 1), -ENOSPC);
+	reserve_stop(r);
+}
+
 static void numbers_only(void)
 {
 	struct reserve *r;
@@ -376,6 +401,7 @@ int main(void)
 	place_open(test_pid, LIMIT);
 	numbers_only();
 	taken_and_given();
+	promised();
 	carried_on();
 	by_many();
 	cgroup_heeded();
