@@ -64,14 +64,16 @@ enum tensor_type {
 	TENSOR_C32 = 19, /* complex of two f16 */
 	TENSOR_C64 = 20,
 	TENSOR_C128 = 21,
-	TENSOR_F4_X2 = 22, /* two f4_e2m1fn in a byte */
+	TENSOR_F4_X2 = 22,   /* two f4_e2m1fn in a byte */
+	TENSOR_UNKNOWN = 23, /* TENSOR_BY_NAME, not resolved yet: n_dims 0 */
 	TENSOR_TYPES,
 };
 
-/* Bytes of an element; 0 for TENSOR_PACKED and what is not a type. */
+/* Bytes of an element; 0 for TENSOR_PACKED, TENSOR_UNKNOWN and no type. */
 size_t tensor_type_len(enum tensor_type type);
 
-/* As PyTorch calls it, without "torch.": "float32", "bfloat16", …; "packed". */
+/* As PyTorch calls it, without "torch.": "float32", "bfloat16", …; "packed",
+ * "unknown". */
 const char *tensor_type_name(enum tensor_type type);
 
 /* How the bytes of a piece lie in its file. */
@@ -80,36 +82,52 @@ enum tensor_coding {
 	TENSOR_DEFLATE = 1, /* [off, off + len) inflates to a .npy file */
 	TENSOR_NESTED = 2,  /* [off, off + len) is itself a file with exactly
 			       one tensor (DCP: a torch zip of its own) */
+	TENSOR_BY_NAME = 3, /* the tensor of the same name in file; what it
+			       is, tensor_table_resolve() finds out */
 };
 
 /*
  * A box of a tensor: elements start[i] .. start[i] + shape[i] of dimension i,
- * and where they lie.
+ * and where they lie. A format may leave the arrays NULL; what a scan or a
+ * table hands out has them (stride: PLAIN only).
  */
 struct tensor_piece {
 	const char *file; /* path, relative to the folder of the file that was
 			     scanned, without ".."; NULL: that file itself */
 	enum tensor_coding coding;
+	bool swapped; /* PLAIN: big-endian elements */
 	uint64_t off; /* PLAIN: of the box's first element. Bytes. */
 	uint64_t len; /* PLAIN: from off to the end of the last element */
-	uint64_t start[TENSOR_DIMS_MAX];
-	uint64_t shape[TENSOR_DIMS_MAX];
-	uint64_t stride[TENSOR_DIMS_MAX]; /* PLAIN: elements, not negative */
-	bool swapped;                     /* PLAIN: big-endian elements */
+	const uint64_t *start;  /* n_dims each. NULL: all 0 */
+	const uint64_t *shape;  /* NULL: the tensor's */
+	const uint64_t *stride; /* PLAIN: elements. NULL: C order of shape */
 };
 
 /* A named typed array. n_dims 0: one element. */
 struct tensor {
 	const char *name; /* UTF-8, not empty; nested dicts joined with "." */
 	enum tensor_type type;
-	const char *type_name; /* as the format calls it ("Q4_K"), or NULL */
 	unsigned n_dims;
-	uint64_t shape[TENSOR_DIMS_MAX];
-	const struct tensor_piece *pieces; /* they cover the tensor; none if it
-					      has no elements */
+	const char *type_name; /* as the format calls it ("Q4_K"), or NULL */
+	const uint64_t *shape; /* n_dims; NULL only if that is 0 */
+	/*
+	 * They cover the tensor without overlap; none if it has no elements.
+	 * TENSOR_PACKED: one PLAIN piece, whole. TENSOR_UNKNOWN: one BY_NAME.
+	 */
+	const struct tensor_piece *pieces;
 	unsigned n_pieces;
 	bool shared; /* some other tensor before it has some of its bytes */
 };
+
+/* Elements of t; what a scan or a table hands out never overflows. */
+uint64_t tensor_elements(const struct tensor *t);
+
+/*
+ * Gives the source of the file that a piece names (NULL: the file itself). The
+ * source stays the callee's and valid until the call that it was given to
+ * returns. -errno is passed on.
+ */
+typedef int tensor_open(void *arg, const char *file, struct reader_source *out);
 
 /*
  * Called for each tensor, in the order of the file; names are unique within a
@@ -129,8 +147,10 @@ struct reader_ops {
 	bool (*knows)(const uint8_t *head, size_t len, const char *name);
 
 	/*
-	 * Everything that is found is checked against the source's size: off +
-	 * len <= size for pieces in the same file.
+	 * Each tensor that is found is checked (reader_check.h) by found():
+	 * a scan need not ask twice whether off + len lies within the file,
+	 * names are unique, or shapes overflow. It must not read what is beyond
+	 * the source's size.
 	 *
 	 *   -ENOMSG  not this format after all, or broken: opaque
 	 *   -E2BIG   beyond READER_MEMORY_MAX or READER_TENSORS_MAX: opaque

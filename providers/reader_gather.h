@@ -16,13 +16,9 @@
 #include "providers/reader.h"
 
 /*
- * Gives the source of the file that a piece names (NULL: the file itself). The
- * source stays the callee's and valid until the gather returns. -errno is
- * passed on.
+ * Bytes of the image: elements times their length; TENSOR_PACKED: its len;
+ * TENSOR_UNKNOWN: 0.
  */
-typedef int tensor_open(void *arg, const char *file, struct reader_source *out);
-
-/* Bytes of the image: elements times their length; TENSOR_PACKED: its len. */
 uint64_t tensor_len(const struct tensor *t);
 
 /*
@@ -34,7 +30,7 @@ bool tensor_is_run(const struct tensor *t, const struct tensor_piece **piece);
 /*
  * Fill buf with bytes [off, off + len) of the image. Reads only what they need
  * (a piece that is deflated or nested: as much as decoding takes), in pieces of
- * at most 4 MiB of memory.
+ * at most 4 MiB of memory. t comes from a table or a scan.
  *
  *   -ERANGE   beyond tensor_len()
  *   -EBADMSG  a piece turned out not to be what its record says

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The formats: one declaration here and one line in the table of reader.c each.
+ * For reader*.c and the fuzzers; others ask reader.h.
+ */
+#ifndef CKPT_PROVIDERS_READER_FORMATS_H
+#define CKPT_PROVIDERS_READER_FORMATS_H
+
+#include "providers/reader.h"
+
+extern const struct reader_ops reader_safetensors;
+extern const struct reader_ops reader_index;
+
+/* All of them in the order in which they are asked; NULL ends it. */
+extern const struct reader_ops *const reader_formats[];
+
+#endif
