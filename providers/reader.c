@@ -12,9 +12,7 @@
 #include "providers/reader_table.h"
 
 const struct reader_ops *const reader_formats[] = {
-	&reader_safetensors,
-	&reader_index,
-	NULL,
+	&reader_npy, &reader_gguf, &reader_safetensors, &reader_index, NULL,
 };
 
 static const struct {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Numbers in bytes of given order, n of them, at most 8. Header only, of the
- * readers' own: no state, any thread.
+ * Numbers in bytes of given order, n of them, at most 8; and memory that is
+ * freed at the end of a scope. Header only, of the readers' own: no state, any
+ * thread.
  */
 #ifndef CKPT_PROVIDERS_READER_BYTES_H
 #define CKPT_PROVIDERS_READER_BYTES_H
@@ -30,6 +31,11 @@ static inline void put_le(uint8_t *p, uint64_t v, size_t n)
 {
 	for (size_t i = 0; i < n; i++, v >>= 8)
 		p[i] = (uint8_t)v;
+}
+
+static inline void free_p(void *p)
+{
+	free(*(void **)p);
 }
 
 #endif

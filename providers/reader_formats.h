@@ -9,6 +9,8 @@
 #include "providers/reader.h"
 
 extern const struct reader_ops reader_safetensors;
+extern const struct reader_ops reader_npy;
+extern const struct reader_ops reader_gguf;
 extern const struct reader_ops reader_index;
 
 /* All of them in the order in which they are asked; NULL ends it. */

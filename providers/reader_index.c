@@ -10,6 +10,8 @@
 #include "providers/reader_formats.h"
 #include "providers/reader_json.h"
 
+#define INDEX_MAX 100000000
+
 struct scan {
 	tensor_found *found;
 	void *arg;
@@ -64,6 +66,8 @@ static int index_scan(const struct reader_source *source, tensor_found *found,
 
 	if (!s)
 		return -ENOMEM;
+	if (source->size > INDEX_MAX)
+		return -ENOMSG;
 	s->found = found;
 	s->arg = arg;
 	rc = cursor_init(&c, source, 0, source->size);
