@@ -21,7 +21,7 @@ struct scan {
 	char file[TENSOR_NAME_MAX + 1];
 };
 
-static int map_member(struct json *j, const char *key, void *arg)
+static int map_member(struct jscan *j, const char *key, void *arg)
 {
 	struct scan *s = arg;
 	struct tensor_piece piece = {
@@ -34,21 +34,21 @@ static int map_member(struct json *j, const char *key, void *arg)
 		.pieces = &piece,
 		.n_pieces = 1,
 	};
-	int rc = json_string(j, s->file, sizeof(s->file));
+	int rc = jscan_string(j, s->file, sizeof(s->file));
 
 	return rc ? rc : s->found(s->arg, &t);
 }
 
-static int index_member(struct json *j, const char *key, void *arg)
+static int index_member(struct jscan *j, const char *key, void *arg)
 {
 	struct scan *s = arg;
 
 	if (strcmp(key, "weight_map") != 0)
-		return json_skip(j);
+		return jscan_skip(j);
 	if (s->has_map)
 		return -ENOMSG;
 	s->has_map = true;
-	return json_object(j, s->name, sizeof(s->name), map_member, s);
+	return jscan_object(j, s->name, sizeof(s->name), map_member, s);
 }
 
 static void scan_freep(struct scan **s)
@@ -61,7 +61,7 @@ static int index_scan(const struct reader_source *source, tensor_found *found,
 {
 	CLEANUP(scan_freep) struct scan *s = calloc(1, sizeof(*s));
 	CLEANUP(cursor_fini) struct reader_cursor c = { 0 };
-	struct json j = { .c = &c };
+	struct jscan j = { .c = &c };
 	int rc;
 
 	if (!s)
@@ -72,9 +72,9 @@ static int index_scan(const struct reader_source *source, tensor_found *found,
 	s->arg = arg;
 	rc = cursor_init(&c, source, 0, source->size);
 	if (!rc)
-		rc = json_object(&j, s->key, sizeof(s->key), index_member, s);
+		rc = jscan_object(&j, s->key, sizeof(s->key), index_member, s);
 	if (!rc)
-		rc = json_end(&j);
+		rc = jscan_end(&j);
 	if (!rc && !s->has_map)
 		rc = -ENOMSG;
 	return rc;

@@ -11,7 +11,7 @@
 #include "providers/reader_json.h"
 
 /* The first byte that is not white space; not taken. */
-static int peek(struct json *j, uint8_t *out)
+static int peek(struct jscan *j, uint8_t *out)
 {
 	int rc;
 
@@ -23,7 +23,7 @@ static int peek(struct json *j, uint8_t *out)
 	return rc;
 }
 
-static int expect(struct json *j, uint8_t want)
+static int expect(struct jscan *j, uint8_t want)
 {
 	uint8_t c;
 	int rc = peek(j, &c);
@@ -66,7 +66,7 @@ static int text_add_char(struct text *t, uint32_t c)
 	return rc;
 }
 
-static int hex4(struct json *j, uint32_t *out)
+static int hex4(struct jscan *j, uint32_t *out)
 {
 	uint32_t v = 0;
 	uint8_t c;
@@ -88,7 +88,7 @@ static int hex4(struct json *j, uint32_t *out)
 }
 
 /* Behind \u: one unit, or a pair of surrogates. */
-static int unicode(struct json *j, struct text *t)
+static int unicode(struct jscan *j, struct text *t)
 {
 	uint32_t high, low;
 	uint8_t c;
@@ -116,7 +116,7 @@ static int unicode(struct json *j, struct text *t)
 					(low - 0xdc00));
 }
 
-static int escape(struct json *j, struct text *t)
+static int escape(struct jscan *j, struct text *t)
 {
 	static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
 	const char *at;
@@ -131,7 +131,7 @@ static int escape(struct json *j, struct text *t)
 	return at ? text_add(t, (uint8_t)to[at - from]) : -ENOMSG;
 }
 
-int json_string(struct json *j, char *buf, size_t room)
+int jscan_string(struct jscan *j, char *buf, size_t room)
 {
 	struct text t = { .buf = buf, .room = room };
 	uint8_t c;
@@ -155,7 +155,7 @@ int json_string(struct json *j, char *buf, size_t room)
  * What stands between open and close, commas between. *more: another one
  * follows, and its first byte is next.
  */
-static int next(struct json *j, uint8_t close, bool first, bool *more)
+static int next(struct jscan *j, uint8_t close, bool first, bool *more)
 {
 	uint8_t c;
 	int rc = peek(j, &c);
@@ -172,7 +172,7 @@ static int next(struct json *j, uint8_t close, bool first, bool *more)
 	return 0;
 }
 
-static int open(struct json *j, uint8_t bracket)
+static int open(struct jscan *j, uint8_t bracket)
 {
 	if (j->depth == JSON_DEPTH_MAX)
 		return -ENOMSG;
@@ -180,15 +180,15 @@ static int open(struct json *j, uint8_t bracket)
 	return expect(j, bracket);
 }
 
-int json_object(struct json *j, char *key, size_t room, json_each *each,
-		void *arg)
+int jscan_object(struct jscan *j, char *key, size_t room, jscan_each *each,
+		 void *arg)
 {
 	bool more, first = true;
 	int rc = open(j, '{');
 
 	while (!rc && !(rc = next(j, '}', first, &more)) && more) {
 		first = false;
-		rc = json_string(j, key, room);
+		rc = jscan_string(j, key, room);
 		if (!rc)
 			rc = expect(j, ':');
 		if (!rc)
@@ -198,7 +198,7 @@ int json_object(struct json *j, char *key, size_t room, json_each *each,
 	return rc;
 }
 
-int json_array(struct json *j, json_each *each, void *arg)
+int jscan_array(struct jscan *j, jscan_each *each, void *arg)
 {
 	bool more, first = true;
 	int rc = open(j, '[');
@@ -212,7 +212,7 @@ int json_array(struct json *j, json_each *each, void *arg)
 }
 
 /* Digits, at least one. *out: UINT64_MAX if they are too many. */
-static int digits(struct json *j, uint64_t *out)
+static int digits(struct jscan *j, uint64_t *out)
 {
 	uint64_t v = 0;
 	bool any = false, over = false;
@@ -233,7 +233,7 @@ static int digits(struct json *j, uint64_t *out)
 	return any ? 0 : -ENOMSG;
 }
 
-int json_u64(struct json *j, uint64_t *out)
+int jscan_u64(struct jscan *j, uint64_t *out)
 {
 	uint64_t v;
 	uint8_t c;
@@ -250,7 +250,7 @@ int json_u64(struct json *j, uint64_t *out)
 }
 
 /* Is the next byte one of those? Then it is taken. */
-static int take(struct json *j, const char *any, bool *taken)
+static int take(struct jscan *j, const char *any, bool *taken)
 {
 	uint8_t c;
 	int rc = cursor_peek(j->c, &c);
@@ -261,7 +261,7 @@ static int take(struct json *j, const char *any, bool *taken)
 }
 
 /* At least one, zeros in front or not. */
-static int any_digits(struct json *j)
+static int any_digits(struct jscan *j)
 {
 	bool any = false, yes;
 	int rc;
@@ -271,7 +271,7 @@ static int any_digits(struct json *j)
 	return rc ? rc : any ? 0 : -ENOMSG;
 }
 
-static int number(struct json *j)
+static int number(struct jscan *j)
 {
 	uint64_t v;
 	bool yes;
@@ -288,7 +288,7 @@ static int number(struct json *j)
 	return rc ? rc : any_digits(j);
 }
 
-static int word(struct json *j, const char *w)
+static int word(struct jscan *j, const char *w)
 {
 	uint8_t c;
 	int rc = 0;
@@ -302,14 +302,14 @@ static int word(struct json *j, const char *w)
 }
 
 // NOLINTNEXTLINE(misc-no-recursion): bounded by JSON_DEPTH_MAX
-static int skip_each(struct json *j, const char *key, void *arg)
+static int skip_each(struct jscan *j, const char *key, void *arg)
 {
 	(void)key;
 	(void)arg;
-	return json_skip(j);
+	return jscan_skip(j);
 }
 
-int json_skip(struct json *j)
+int jscan_skip(struct jscan *j)
 {
 	uint8_t c;
 	int rc = peek(j, &c);
@@ -318,11 +318,11 @@ int json_skip(struct json *j)
 		return rc;
 	switch (c) {
 	case '{':
-		return json_object(j, NULL, 0, skip_each, NULL);
+		return jscan_object(j, NULL, 0, skip_each, NULL);
 	case '[':
-		return json_array(j, skip_each, NULL);
+		return jscan_array(j, skip_each, NULL);
 	case '"':
-		return json_string(j, NULL, 0);
+		return jscan_string(j, NULL, 0);
 	case 't':
 		return word(j, "true");
 	case 'f':
@@ -334,7 +334,7 @@ int json_skip(struct json *j)
 	}
 }
 
-int json_end(struct json *j)
+int jscan_end(struct jscan *j)
 {
 	uint8_t c;
 	int rc = peek(j, &c);

@@ -67,30 +67,30 @@ struct entry {
 	uint64_t offsets[2];
 };
 
-static int entry_shape(struct json *j, const char *key, void *arg)
+static int entry_shape(struct jscan *j, const char *key, void *arg)
 {
 	struct entry *e = arg;
 
 	(void)key;
 	if (e->n_dims == TENSOR_DIMS_MAX)
 		return -ENOMSG;
-	return json_u64(j, &e->shape[e->n_dims++]);
+	return jscan_u64(j, &e->shape[e->n_dims++]);
 }
 
-static int entry_offset(struct json *j, const char *key, void *arg)
+static int entry_offset(struct jscan *j, const char *key, void *arg)
 {
 	struct entry *e = arg;
 
 	(void)key;
 	if (e->n_offsets == 2)
 		return -ENOMSG;
-	return json_u64(j, &e->offsets[e->n_offsets++]);
+	return jscan_u64(j, &e->offsets[e->n_offsets++]);
 }
 
-static int entry_dtype(struct json *j, struct entry *e)
+static int entry_dtype(struct jscan *j, struct entry *e)
 {
 	char name[16];
-	int rc = json_string(j, name, sizeof(name));
+	int rc = jscan_string(j, name, sizeof(name));
 
 	if (rc)
 		return rc;
@@ -100,7 +100,7 @@ static int entry_dtype(struct json *j, struct entry *e)
 	return e->dtype ? 0 : -ENOMSG;
 }
 
-static int entry_member(struct json *j, const char *key, void *arg)
+static int entry_member(struct jscan *j, const char *key, void *arg)
 {
 	struct entry *e = arg;
 
@@ -108,14 +108,14 @@ static int entry_member(struct json *j, const char *key, void *arg)
 		return entry_dtype(j, e);
 	if (!strcmp(key, "shape") && !e->has_shape) {
 		e->has_shape = true;
-		return json_array(j, entry_shape, e);
+		return jscan_array(j, entry_shape, e);
 	}
 	if (!strcmp(key, "data_offsets") && !e->n_offsets)
-		return json_array(j, entry_offset, e);
+		return jscan_array(j, entry_offset, e);
 	if (!strcmp(key, "dtype") || !strcmp(key, "shape") ||
 	    !strcmp(key, "data_offsets"))
 		return -ENOMSG; /* twice */
-	return json_skip(j);
+	return jscan_skip(j);
 }
 
 static int note_range(struct scan *s, uint64_t begin, uint64_t end)
@@ -181,15 +181,15 @@ static int tell(struct scan *s, struct entry *e)
 	return rc ? rc : s->found(s->arg, &t);
 }
 
-static int metadata_member(struct json *j, const char *key, void *arg)
+static int metadata_member(struct jscan *j, const char *key, void *arg)
 {
 	(void)key;
 	(void)arg;
-	return json_string(j, NULL, 0);
+	return jscan_string(j, NULL, 0);
 }
 
 /* A tensor, or the free text of whoever saved it. */
-static int header_member(struct json *j, const char *key, void *arg)
+static int header_member(struct jscan *j, const char *key, void *arg)
 {
 	struct scan *s = arg;
 	struct entry e = { 0 };
@@ -197,8 +197,8 @@ static int header_member(struct json *j, const char *key, void *arg)
 	int rc;
 
 	if (!strcmp(key, "__metadata__"))
-		return json_object(j, NULL, 0, metadata_member, NULL);
-	rc = json_object(j, member, sizeof(member), entry_member, &e);
+		return jscan_object(j, NULL, 0, metadata_member, NULL);
+	rc = jscan_object(j, member, sizeof(member), entry_member, &e);
 	if (rc)
 		return rc;
 	if (!e.dtype || !e.has_shape || e.n_offsets != 2 ||
@@ -240,17 +240,17 @@ static void scan_fini(struct scan *s)
 
 static int scan_header(struct scan *s, struct reader_cursor *c)
 {
-	struct json j = { .c = c };
+	struct jscan j = { .c = c };
 	uint8_t first;
 	int rc = cursor_peek(c, &first);
 
 	if (!rc && first != '{')
 		rc = -ENOMSG;
 	if (!rc)
-		rc = json_object(&j, s->name, sizeof(s->name), header_member,
-				 s);
+		rc = jscan_object(&j, s->name, sizeof(s->name), header_member,
+				  s);
 	if (!rc)
-		rc = json_end(&j);
+		rc = jscan_end(&j);
 	return rc ? rc : check_ranges(s);
 }
 
