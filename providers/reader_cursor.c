@@ -14,11 +14,13 @@
 int cursor_init(struct reader_cursor *c, const struct reader_source *source,
 		uint64_t off, uint64_t end)
 {
+	uint64_t len = off < end ? end - off : 0;
+
 	*c = (struct reader_cursor){
 		.source = source,
-		.next = off < end ? off : end,
+		.next = end - len,
 		.end = end,
-		.buf = malloc(CURSOR_LEN),
+		.buf = malloc(len < CURSOR_LEN ? (size_t)len + 1 : CURSOR_LEN),
 	};
 	return c->buf ? 0 : -ENOMEM;
 }

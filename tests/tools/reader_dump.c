@@ -4,6 +4,7 @@
  * frameworks:
  *
  *   reader_dump [-r] FILE        as JSON; -r: other files are not looked into
+ *   reader_dump -e FILE          as a record
  *   reader_dump FILE DIR [LEN]   and each tensor as DIR/NUMBER.npy, LEN bytes
  *                                at a time
  *
@@ -221,15 +222,29 @@ static void write_all(struct files *f, const struct tensor_table *table,
 	}
 }
 
+static void print_record(const struct tensor_table *table)
+{
+	uint8_t *record;
+	size_t len;
+	int rc = tensor_table_encode(table, &record, &len);
+
+	if (rc)
+		die("record", rc);
+	fwrite(record, 1, len, stdout);
+	free(record);
+}
+
 int main(int argc, char **argv)
 {
-	bool raw = argc > 1 && !strcmp(argv[1], "-r");
+	bool encode = argc > 1 && !strcmp(argv[1], "-e");
+	bool raw = encode || (argc > 1 && !strcmp(argv[1], "-r"));
 	struct files *f = calloc(1, sizeof(*f));
 	struct tensor_table *table;
 	char **args = argv + 1 + raw, *slash;
 
 	if (!f || !args[0]) {
-		fprintf(stderr, "usage: reader_dump [-r] FILE [DIR [LEN]]\n");
+		fprintf(stderr,
+			"usage: reader_dump [-r | -e] FILE [DIR [LEN]]\n");
 		return 2;
 	}
 	snprintf(f->folder, sizeof(f->folder), "%s", args[0]);
@@ -240,7 +255,10 @@ int main(int argc, char **argv)
 	if (!slash)
 		snprintf(f->folder, sizeof(f->folder), ".");
 	table = scan(f, !raw);
-	print(table);
+	if (encode)
+		print_record(table);
+	else
+		print(table);
 	if (args[1])
 		write_all(f, table, args[1],
 			  args[2] ? strtoul(args[2], NULL, 10) : 4 << 20);

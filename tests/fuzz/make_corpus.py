@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes tests/fuzz/corpus anew with the real frameworks: small files of every
+format, and their records.
+
+    tests/fuzz/make_corpus.py build/tests/tools/reader_dump
+"""
+import json
+import pathlib
+import subprocess
+import sys
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+CORPUS = pathlib.Path(__file__).parent / "corpus"
+READER = CORPUS / "reader"
+
+
+def safetensors():
+    save_file({"a": torch.arange(6, dtype=torch.int16).reshape(2, 3),
+               "é": torch.ones((), dtype=torch.bfloat16),
+               "none": torch.zeros(0, 4)}, READER / "a.safetensors",
+              {"format": "pt"})
+    save_file({"f4": torch.zeros(2, 2, dtype=torch.uint8).view(
+        torch.float4_e2m1fn_x2)}, READER / "f4.safetensors")
+
+
+def index():
+    (READER / "a.index.json").write_text(json.dumps({
+        "metadata": {"total_size": 12.5, "x": [None, True, "\\u00e9"]},
+        "weight_map": {"a": "s-1", "d": "sub/s-2", "none": "?"}}))
+
+
+def npy():
+    a = np.arange(6, dtype="<f4").reshape(2, 3)
+    np.save(READER / "c.npy", a)
+    np.save(READER / "f.npy", a.T.astype(">i2"))
+    with open(READER / "v3.npy", "wb") as f:
+        np.lib.format.write_array(f, np.zeros((), "c16"), version=(3, 0))
+
+
+def gguf_file(name, order):
+    writer = gguf.GGUFWriter(READER / name, "x", endianess=order)
+    writer.add_bool("b", True)
+    writer.add_array("t", ["x", "yz"])
+    writer.add_array("n", [1, 2, 3])
+    writer.add_tensor("w", np.ones((2, 3), "f4"))
+    if order == gguf.GGUFEndian.LITTLE:
+        writer.add_tensor("q", np.zeros((1, 18), np.uint8),
+                          raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def records(dump):
+    for path in sorted(READER.iterdir()):
+        record = subprocess.run([dump, "-e", path], check=True,
+                                stdout=subprocess.PIPE).stdout
+        if not record.startswith(b"{"):
+            (CORPUS / "record" / path.name).write_bytes(record)
+
+
+def main(dump):
+    for folder in ("reader", "record"):
+        (CORPUS / folder).mkdir(parents=True, exist_ok=True)
+    safetensors()
+    index()
+    npy()
+    gguf_file("le.gguf", gguf.GGUFEndian.LITTLE)
+    gguf_file("be.gguf", gguf.GGUFEndian.BIG)
+    records(dump)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
