@@ -243,7 +243,7 @@ static int gather_piece(const struct wanted *w, const struct tensor_piece *p,
 	int rc = 0;
 
 	for (uint64_t at = w->first; !rc && at < w->end;) {
-		struct box b;
+		struct box b = { 0 };
 		uint64_t n = first_box(w, at, &b);
 
 		at += n;

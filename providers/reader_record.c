@@ -352,9 +352,11 @@ static int get_pieces(struct input *in, struct tensor *t)
 	dims = in->dims;
 	for (uint64_t i = 0; !rc && i < n; i++)
 		rc = get_piece(in, t->n_dims, &dims, &in->pieces[i]);
+	if (rc)
+		return rc;
 	t->pieces = in->pieces;
 	t->n_pieces = (unsigned)n;
-	return rc;
+	return 0;
 }
 
 static int get_tensor(struct input *in, struct tensor *t)

@@ -192,6 +192,8 @@ static int copy_pieces(struct tensor_table *t, struct tensor *of)
 	int rc;
 
 	rc = alloc(t, (uint64_t)of->n_pieces * sizeof(*to), &to);
+	if (rc)
+		return rc;
 	for (unsigned i = 0; !rc && i < of->n_pieces; i++) {
 		if (is_empty(from[i].shape ? from[i].shape : of->shape,
 			     of->n_dims))
