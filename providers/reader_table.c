@@ -14,7 +14,7 @@
 #include "providers/reader_formats.h"
 
 /* What is left is for the scan itself. */
-#define TABLE_MEMORY_MAX (READER_MEMORY_MAX / 4 * 3)
+#define TABLE_MEMORY_MAX (READER_MEMORY_MAX / 2)
 #define BLOCK_MIN 4096
 #define BLOCK_MAX (256 << 10)
 #define CHUNK 1024 /* tensors are kept in arrays of so many */

@@ -299,7 +299,7 @@ static void is_too_large(void)
 		rc = tensor_table_add(table, &t);
 	}
 	CHECK_EQ(rc, -E2BIG);
-	CHECK(n > 200 && n < 400);
+	CHECK(n > 100 && n < 300);
 	tensor_table_free(table);
 }
 
