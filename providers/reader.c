@@ -12,7 +12,8 @@
 #include "providers/reader_table.h"
 
 const struct reader_ops *const reader_formats[] = {
-	&reader_npy, &reader_gguf, &reader_safetensors, &reader_index, NULL,
+	&reader_npy,   &reader_gguf,  &reader_safetensors,
+	&reader_torch, &reader_index, NULL, /* the end */
 };
 
 static const struct {
