@@ -12,8 +12,14 @@
 #include "providers/reader_table.h"
 
 const struct reader_ops *const reader_formats[] = {
-	&reader_npy,   &reader_gguf,  &reader_safetensors,
-	&reader_torch, &reader_index, NULL, /* the end */
+	&reader_npy,         /* begins with \x93NUMPY */
+	&reader_gguf,        /* GGUF */
+	&reader_safetensors, /* a length and {" */
+	&reader_torch,       /* a zip with ROOT/data.pkl */
+	&reader_npz,         /* a zip with *.npy */
+	&reader_index,       /* *.index.json */
+	&reader_dcp,         /* .metadata, a pickle */
+	NULL,
 };
 
 static const struct {

@@ -12,6 +12,8 @@ extern const struct reader_ops reader_safetensors;
 extern const struct reader_ops reader_npy;
 extern const struct reader_ops reader_gguf;
 extern const struct reader_ops reader_torch;
+extern const struct reader_ops reader_npz;
+extern const struct reader_ops reader_dcp;
 extern const struct reader_ops reader_index;
 
 /* All of them in the order in which they are asked; NULL ends it. */
