@@ -110,6 +110,7 @@ static int place(const struct walk *w, const struct storage *s, uint64_t first,
 	int err = extent(t, &len);
 
 	t->off = t->len = 0;
+	t->swapped = false;
 	if (err || !len)
 		return err;
 	if (__builtin_mul_overflow(first, each, &off) ||
