@@ -741,6 +741,9 @@ static int run(struct machine *m)
 	const uint8_t *code;
 	int err = make_fixed(m->p);
 
+	/* A stack that has a place, also while nothing is on it. */
+	if (!err)
+		err = reserve(m->p, &m->stack, sizeof(uint32_t), 1);
 	/* Protocols 0 and 1 have no such first byte. */
 	if (!err && (!m->p->len || m->p->buf[0] != 0x80))
 		return -ENOMSG;

@@ -139,6 +139,7 @@ static void opcodes(void)
 	good(LITERAL("\x80\x02N(NN1."));
 	good(LITERAL("\x80\x02N2\x86."));
 	good(LITERAL("\x80\x02N.trailing"));
+	good(LITERAL("\x80\x02(t."));
 
 	bad(LITERAL("N."));
 	bad(LITERAL("\x80\x01N."));
