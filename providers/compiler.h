@@ -9,6 +9,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #ifndef MUST_CHECK
 #define MUST_CHECK __attribute__((warn_unused_result))
