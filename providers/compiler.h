@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #ifndef MUST_CHECK
 #define MUST_CHECK __attribute__((warn_unused_result))
