@@ -372,6 +372,99 @@ static void has_changed(struct made *m)
 	tensor_table_free(a);
 }
 
+static int gather_as(struct made *m, const struct tensor *t, size_t file_len)
+{
+	struct bytes_file f = { .p = m->file, .len = file_len };
+	struct tensor_table *table = NULL;
+	uint8_t *got = malloc(m->image_len);
+	int rc;
+
+	CHECK(got);
+	CHECK_EQ(tensor_table_new(NULL, m->file_len, &table), 0);
+	CHECK_EQ(tensor_table_add(table, t), 0);
+	rc = tensor_gather(tensor_table_at(table, 0), open_file, &f, got,
+			   m->image_len, 0);
+	tensor_table_free(table);
+	free(got);
+	return rc;
+}
+
+/* A file within the file that is another one than the table says. */
+static void is_not_that(struct made *m, enum tensor_coding coding)
+{
+	uint64_t shape[TENSOR_DIMS_MAX] = { 0 };
+	struct tensor t = m->t;
+
+	m->t.name = "x";
+	t.type = TENSOR_F32;
+	t.n_dims = 2;
+	t.shape = shape;
+	t.n_pieces = 1;
+	m->shape[0] = m->box[0][0] = shape[0] = 300;
+	m->shape[1] = m->box[0][1] = shape[1] = 500;
+	m->t = t;
+	m->file = malloc(FILE_LEN);
+	m->file_len = FILE_LEN;
+	m->image_len = sizeof(float) * 300 * 500;
+	m->image = malloc(m->image_len);
+	CHECK(m->file && m->image);
+	m->pieces[0] = (struct tensor_piece){ 0 };
+	coded(m, 0, coding);
+	CHECK_EQ(gather_as(m, &t, m->file_len), 0);
+	t.type = TENSOR_U32;
+	CHECK_EQ(gather_as(m, &t, m->file_len), -EBADMSG);
+	t.type = TENSOR_F32;
+	shape[0] = 500;
+	shape[1] = 300;
+	CHECK_EQ(gather_as(m, &t, m->file_len), -EBADMSG);
+	shape[0] = 300;
+	shape[1] = 500;
+	CHECK_EQ(gather_as(m, &t, m->file_len - 1), -EBADMSG);
+	m->pieces[0].len -= 1000;
+	CHECK_EQ(gather_as(m, &t, m->file_len), -EBADMSG);
+	m->pieces[0].len = 5;
+	CHECK_EQ(gather_as(m, &t, m->file_len), -EBADMSG);
+	free(m->file);
+	free(m->image);
+}
+
+/* Bytes that have no elements can be had as they are, from any place. */
+static void is_packed(struct made *m)
+{
+	static uint8_t bytes[1000];
+	uint64_t shape[] = { 7, 256 };
+	struct tensor_piece piece = { .off = 30, .len = 900 };
+	struct tensor t = {
+		.name = "x",
+		.type = TENSOR_PACKED,
+		.type_name = "Q4_K",
+		.n_dims = 2,
+		.shape = shape,
+		.pieces = &piece,
+		.n_pieces = 1,
+	};
+	const struct tensor_piece *run;
+	struct npy_header h;
+	uint8_t header[256];
+
+	for (size_t i = 0; i < sizeof(bytes); i++)
+		bytes[i] = (uint8_t)(i * 7);
+	m->file = bytes;
+	m->file_len = sizeof(bytes);
+	m->image = bytes + 30;
+	m->image_len = 900;
+	CHECK(tensor_is_run(&t, &run) && run->off == 30);
+	for (int i = 0; i < 20; i++) {
+		size_t off = draw(900);
+
+		check_range(m, &t, off, draw(900 - off + 1));
+	}
+	CHECK_EQ(gather_as(m, &t, 929), -EBADMSG);
+	CHECK_EQ(tensor_npy_header(&t, header, sizeof(header)), 128);
+	CHECK_EQ(npy_header_parse(header, 128, &h), 0);
+	CHECK(h.type == TENSOR_U8 && h.n_dims == 1 && h.shape[0] == 900);
+}
+
 int main(void)
 {
 	static struct made m;
@@ -383,6 +476,9 @@ int main(void)
 		free(m.file);
 		free(m.image);
 	}
+	is_not_that(&m, TENSOR_DEFLATE);
+	is_not_that(&m, TENSOR_NESTED);
+	is_packed(&m);
 	is_large();
 	return 0;
 }
