@@ -18,6 +18,20 @@ void copier_fini(struct copier *c)
 {
 	free(c->window);
 	c->window = NULL;
+	c->window_len = 0;
+}
+
+/* Room for len bytes; what was in it is gone. */
+static int make_window(struct copier *c, size_t len)
+{
+	if (len <= c->window_len)
+		return 0;
+	copier_fini(c);
+	c->window = malloc(len);
+	if (!c->window)
+		return -ENOMEM;
+	c->window_len = len;
+	return 0;
 }
 
 /* Bytes in place, unit by unit. */
@@ -135,12 +149,10 @@ static int through_window(struct copier *c, const struct measured *m,
 			  unsigned d, uint64_t n, uint64_t off, uint8_t *to)
 {
 	size_t len = (size_t)span_of(m, d, n) * c->each;
-	int rc;
+	int rc = make_window(c, len);
 
-	if (!c->window)
-		c->window = malloc(COPY_WINDOW);
-	if (!c->window)
-		return -ENOMEM;
+	if (rc)
+		return rc;
 	rc = c->source->read(c->source->arg, c->window, len, off);
 	if (!rc)
 		scatter(c, &m->b, d, n, c->window, to);

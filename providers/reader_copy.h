@@ -22,6 +22,7 @@ struct copier {
 	size_t each;     /* bytes of an element */
 	size_t swap;     /* bytes of what is big-endian in it; 0: nothing is */
 	uint8_t *window; /* made when it is needed; copier_fini() */
+	size_t window_len;
 };
 
 /*

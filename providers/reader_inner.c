@@ -32,7 +32,7 @@ int range_source(struct range_source *range, const struct reader_source *of,
 	return 0;
 }
 
-#define INFLATE_BUF (256 << 10)
+#define INFLATE_BUF (64 << 10)
 
 struct inflater {
 	struct range_source range;

@@ -9,7 +9,7 @@
 #include "providers/reader_npy.h"
 #include "reader_fixture.h"
 
-#define FILE_LEN (1 << 20)
+#define FILE_LEN (1 << 18)
 #define PIECES_MAX 64
 
 static uint64_t seed = 88172645463325252;
@@ -105,7 +105,10 @@ static void plain(struct made *m, unsigned i)
 	for (unsigned d = 0; d < n; d++)
 		last += (m->box[i][d] - 1) * m->stride[i][d];
 	p->len = (last + 1) * tensor_type_len(m->t.type);
-	CHECK(p->len < FILE_LEN);
+	if (p->len >= FILE_LEN) {
+		plain(m, i); /* once more, with other strides */
+		return;
+	}
 	p->off = draw(FILE_LEN - p->len);
 	p->stride = m->stride[i];
 	p->swapped = draw(2);
@@ -214,7 +217,7 @@ static void make(struct made *m)
 	m->t.pieces = m->pieces;
 	m->t.n_pieces = 1;
 	for (unsigned d = 0; d < m->t.n_dims; d++)
-		m->shape[d] = m->box[0][d] = 1 + draw(d ? 6 : 20);
+		m->shape[d] = m->box[0][d] = 1 + draw(d ? 4 : 12);
 	cut(m, 0);
 	m->file = malloc(FILE_LEN);
 	m->file_len = FILE_LEN;
@@ -400,12 +403,12 @@ static void is_not_that(struct made *m, enum tensor_coding coding)
 	t.n_dims = 2;
 	t.shape = shape;
 	t.n_pieces = 1;
-	m->shape[0] = m->box[0][0] = shape[0] = 300;
-	m->shape[1] = m->box[0][1] = shape[1] = 500;
+	m->shape[0] = m->box[0][0] = shape[0] = 100;
+	m->shape[1] = m->box[0][1] = shape[1] = 150;
 	m->t = t;
 	m->file = malloc(FILE_LEN);
 	m->file_len = FILE_LEN;
-	m->image_len = sizeof(float) * 300 * 500;
+	m->image_len = sizeof(float) * 100 * 150;
 	m->image = malloc(m->image_len);
 	CHECK(m->file && m->image);
 	m->pieces[0] = (struct tensor_piece){ 0 };
@@ -414,11 +417,11 @@ static void is_not_that(struct made *m, enum tensor_coding coding)
 	t.type = TENSOR_U32;
 	CHECK_EQ(gather_as(m, &t, m->file_len), -EBADMSG);
 	t.type = TENSOR_F32;
-	shape[0] = 500;
-	shape[1] = 300;
+	shape[0] = 150;
+	shape[1] = 100;
 	CHECK_EQ(gather_as(m, &t, m->file_len), -EBADMSG);
-	shape[0] = 300;
-	shape[1] = 500;
+	shape[0] = 100;
+	shape[1] = 150;
 	CHECK_EQ(gather_as(m, &t, m->file_len - 1), -EBADMSG);
 	m->pieces[0].len -= 1000;
 	CHECK_EQ(gather_as(m, &t, m->file_len), -EBADMSG);
@@ -469,7 +472,7 @@ int main(void)
 {
 	static struct made m;
 
-	for (int i = 0; i < 400; i++) {
+	for (int i = 0; i < 300; i++) {
 		make(&m);
 		check_made(&m);
 		has_changed(&m);
