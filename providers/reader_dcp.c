@@ -87,7 +87,7 @@ static bool is_class(const struct pickle *p, uint32_t ref, const char *want)
 
 	return pickle_kind(p, ref) == PICKLE_NEWOBJ &&
 	       pickle_global(p, pickle_call(p, ref), &module, &name) &&
-	       name.len == strlen(want) && !memcmp(name.at, want, name.len);
+	       pickle_text_is(name, want);
 }
 
 /* ---- where chunks are ---- */

@@ -3,66 +3,17 @@
  * The machine behind reader_pickle.h. Opcodes are rows of a table; each row's
  * function moves numbers of nodes between a stack, a memo and the nodes.
  *
- * Bounds. Every array grows through reserve(), which knows the budget. An
- * opcode makes at most one node of constant size, and its operands leave the
- * stack, so time and memory are linear in the input: nothing is copied when
- * something is shared. The memo is an array, and so that one PUT with a large
- * index cannot make it huge, an index must be less than the input's length,
- * as it is where indices are counted up.
+ * Bounds. An opcode makes at most one node of constant size, and its operands
+ * leave the stack, so time and memory are linear in the input. The memo is an
+ * array, and so that one PUT with a large index cannot make it huge, an index
+ * must be less than the input's length, as it is where indices are counted up.
  *
  * Nothing recurses: depth costs the parser nothing, only those who walk.
  */
 #include <errno.h>
-#include <limits.h>
 #include <string.h>
 
-#include "providers/reader_pickle.h"
-
-#define ATTRIBUTES_MAX 64
-
-struct node {
-	uint32_t kind;
-	union {
-		struct {
-			uint32_t low, high;
-		} number;
-		struct {
-			uint32_t off, len;
-		} text;
-		struct {
-			uint32_t module, module_len, name, name_len;
-		} global;
-		struct {
-			uint32_t first, n; /* in refs */
-		} tuple;
-		struct {
-			uint32_t head, tail; /* chunks in refs; 0: none */
-		} items;
-		struct {
-			uint32_t call, args, state, items;
-		} object;
-	};
-};
-
-/* refs holds the tuples' members, and chunks of containers: the next chunk
- * (0: none), how many, the numbers. */
-struct array {
-	void *at;
-	uint32_t n;
-	uint32_t room;
-};
-
-struct pickle {
-	const uint8_t *buf;
-	size_t len;
-	size_t memory; /* what is left of the budget */
-	struct array nodes;
-	struct array refs;
-	uint32_t root;
-};
-
-/* The fixed nodes. */
-enum { NODE_NONE = 1, NODE_TRUE, NODE_FALSE, NODE_EMPTY, NODE_OTHER };
+#include "providers/reader_pickle_graph.h"
 
 struct machine {
 	struct pickle *p;
@@ -73,59 +24,6 @@ struct machine {
 	uint32_t small[256]; /* the nodes of small ints, made once */
 	bool stopped;
 };
-
-/* ---- arrays ---- */
-
-static int reserve(struct pickle *p, struct array *a, size_t elem, size_t more)
-{
-	size_t need = a->n + more, room = a->room ? a->room : 64;
-	void *grown;
-
-	if (need <= a->room)
-		return 0;
-	while (room < need)
-		room *= 2;
-	if (room > INT32_MAX || (room - a->room) * elem > p->memory)
-		return -E2BIG;
-	grown = realloc(a->at, room * elem);
-	if (!grown)
-		return -ENOMEM;
-	p->memory -= (room - a->room) * elem;
-	a->at = grown;
-	a->room = (uint32_t)room;
-	return 0;
-}
-
-static int push_number(struct pickle *p, struct array *a, uint32_t value)
-{
-	int err = reserve(p, a, sizeof(value), 1);
-
-	if (err)
-		return err;
-	((uint32_t *)a->at)[a->n++] = value;
-	return 0;
-}
-
-static uint32_t number_at(const struct array *a, uint32_t i)
-{
-	return i < a->n ? ((const uint32_t *)a->at)[i] : 0;
-}
-
-static struct node *node_at(const struct pickle *p, uint32_t ref)
-{
-	return (struct node *)p->nodes.at + (ref < p->nodes.n ? ref : 0);
-}
-
-static int node_new(struct pickle *p, const struct node *node, uint32_t *ref)
-{
-	int err = reserve(p, &p->nodes, sizeof(*node), 1);
-
-	if (err)
-		return err;
-	((struct node *)p->nodes.at)[p->nodes.n] = *node;
-	*ref = p->nodes.n++;
-	return 0;
-}
 
 /* ---- input and stack ---- */
 
@@ -155,13 +53,13 @@ static int take_number(struct machine *m, size_t n, uint64_t *out)
 
 static int push(struct machine *m, uint32_t ref)
 {
-	return push_number(m->p, &m->stack, ref);
+	return pickle_push_number(m->p, &m->stack, ref);
 }
 
 static int push_node(struct machine *m, const struct node *node)
 {
 	uint32_t ref;
-	int err = node_new(m->p, node, &ref);
+	int err = pickle_node_new(m->p, node, &ref);
 
 	return err ? err : push(m, ref);
 }
@@ -197,67 +95,6 @@ static int pop_mark(struct machine *m, const uint32_t **from, uint32_t *n)
 	return 0;
 }
 
-/* ---- containers ---- */
-
-/* Add n numbers to a container. The last chunk grows where it is if it lies at
- * the end; one APPEND after the other so makes one chunk. */
-static int items_add(struct pickle *p, uint32_t container, const uint32_t *from,
-		     uint32_t n)
-{
-	struct node *node = node_at(p, container);
-	uint32_t tail = node->items.tail, *refs;
-	int err = reserve(p, &p->refs, sizeof(*refs), (size_t)n + 2);
-
-	if (err || !n)
-		return err;
-	refs = p->refs.at;
-	if (!tail || tail + 2 + refs[tail + 1] != p->refs.n) {
-		uint32_t chunk = p->refs.n;
-
-		refs[chunk] = refs[chunk + 1] = 0;
-		p->refs.n += 2;
-		if (tail)
-			refs[tail] = chunk;
-		else
-			node->items.head = chunk;
-		tail = node->items.tail = chunk;
-	}
-	memcpy(refs + p->refs.n, from, n * sizeof(*from));
-	p->refs.n += n;
-	refs[tail + 1] += n;
-	return 0;
-}
-
-static bool is_object(uint32_t kind)
-{
-	return kind == PICKLE_REDUCE || kind == PICKLE_NEWOBJ;
-}
-
-/* The container that SETITEMS and APPENDS on `target` mean. An object gets one
- * when it is first needed. */
-static int container_of(struct pickle *p, uint32_t target,
-			enum pickle_kind kind, uint32_t *out)
-{
-	const struct node fresh = { .kind = kind };
-	struct node *node = node_at(p, target);
-	int err;
-
-	if (is_object(node->kind)) {
-		if (!node->object.items) {
-			err = node_new(p, &fresh, out);
-			if (!err)
-				node_at(p, target)->object.items = *out;
-			return err;
-		}
-		target = node->object.items;
-		node = node_at(p, target);
-	}
-	if (node->kind != kind)
-		return -ENOMSG;
-	*out = target;
-	return 0;
-}
-
 static int add_to(struct machine *m, enum pickle_kind kind,
 		  const uint32_t *from, uint32_t n)
 {
@@ -266,9 +103,9 @@ static int add_to(struct machine *m, enum pickle_kind kind,
 
 	if (!reachable(m) || (kind == PICKLE_DICT && n % 2))
 		return -ENOMSG;
-	err = container_of(m->p, number_at(&m->stack, m->stack.n - 1), kind,
-			   &container);
-	return err ? err : items_add(m->p, container, from, n);
+	err = pickle_container(m->p, number_at(&m->stack, m->stack.n - 1), kind,
+			       &container);
+	return err ? err : pickle_items_add(m->p, container, from, n);
 }
 
 static int tuple_new(struct machine *m, const uint32_t *from, uint32_t n)
@@ -280,7 +117,7 @@ static int tuple_new(struct machine *m, const uint32_t *from, uint32_t n)
 
 	if (!n)
 		return push(m, NODE_EMPTY);
-	err = reserve(p, &p->refs, sizeof(*from), n);
+	err = pickle_reserve(p, &p->refs, sizeof(*from), n);
 	if (err)
 		return err;
 	memcpy((uint32_t *)p->refs.at + p->refs.n, from, n * sizeof(*from));
@@ -345,7 +182,7 @@ static int push_int(struct machine *m, uint64_t value)
 
 	if (value < 256 && m->small[value])
 		return push(m, m->small[value]);
-	err = node_new(m->p, &node, &ref);
+	err = pickle_node_new(m->p, &node, &ref);
 	if (err)
 		return err;
 	if (value < 256)
@@ -470,7 +307,7 @@ static int op_container(struct machine *m, unsigned arg)
 static int op_mark(struct machine *m, unsigned arg)
 {
 	(void)arg;
-	return push_number(m->p, &m->marks, m->stack.n);
+	return pickle_push_number(m->p, &m->marks, m->stack.n);
 }
 
 static int op_tuple(struct machine *m, unsigned arg)
@@ -501,9 +338,9 @@ static int op_frozenset(struct machine *m, unsigned arg)
 
 	(void)arg;
 	if (!err)
-		err = node_new(m->p, &node, &ref);
+		err = pickle_node_new(m->p, &node, &ref);
 	if (!err)
-		err = items_add(m->p, ref, from, n);
+		err = pickle_items_add(m->p, ref, from, n);
 	return err ? err : push(m, ref);
 }
 
@@ -614,7 +451,8 @@ static int memo_put(struct machine *m, uint64_t i)
 	if (!reachable(m) || i >= m->p->len)
 		return -ENOMSG;
 	if (i >= memo->n) {
-		err = reserve(m->p, memo, sizeof(uint32_t), i - memo->n + 1);
+		err = pickle_reserve(m->p, memo, sizeof(uint32_t),
+				     i - memo->n + 1);
 		if (err)
 			return err;
 		memset((uint32_t *)memo->at + memo->n, 0,
@@ -718,32 +556,14 @@ static const struct op ops[256] = {
 	['j'] = { op_get, 4 },
 };
 
-static int make_fixed(struct pickle *p)
-{
-	static const uint32_t kinds[] = {
-		[PICKLE_NOTHING] = PICKLE_NOTHING, [NODE_NONE] = PICKLE_NONE,
-		[NODE_TRUE] = PICKLE_BOOL,         [NODE_FALSE] = PICKLE_BOOL,
-		[NODE_EMPTY] = PICKLE_TUPLE,       [NODE_OTHER] = PICKLE_OTHER,
-	};
-	int err = push_number(p, &p->refs, 0); /* chunk 0 is none */
-
-	for (size_t i = 0; !err && i < sizeof(kinds) / sizeof(kinds[0]); i++) {
-		const struct node node = { .kind = kinds[i] };
-		uint32_t ref;
-
-		err = node_new(p, &node, &ref);
-	}
-	return err;
-}
-
 static int run(struct machine *m)
 {
 	const uint8_t *code;
-	int err = make_fixed(m->p);
+	int err = pickle_make_fixed(m->p);
 
 	/* A stack that has a place, also while nothing is on it. */
 	if (!err)
-		err = reserve(m->p, &m->stack, sizeof(uint32_t), 1);
+		err = pickle_reserve(m->p, &m->stack, sizeof(uint32_t), 1);
 	/* Protocols 0 and 1 have no such first byte. */
 	if (!err && (!m->p->len || m->p->buf[0] != 0x80))
 		return -ENOMSG;
@@ -783,209 +603,4 @@ int pickle_parse(const uint8_t *buf, size_t len, size_t memory,
 	if (!err)
 		*out = MOVE(p);
 	return err;
-}
-
-void pickle_free(struct pickle *p)
-{
-	if (!p)
-		return;
-	free(p->nodes.at);
-	free(p->refs.at);
-	free(p);
-}
-
-void pickle_freep(struct pickle **p)
-{
-	pickle_free(*p);
-}
-
-/* ---- questions ---- */
-
-uint32_t pickle_root(const struct pickle *p)
-{
-	return p->root;
-}
-
-uint32_t pickle_count(const struct pickle *p)
-{
-	return p->nodes.n;
-}
-
-enum pickle_kind pickle_kind(const struct pickle *p, uint32_t ref)
-{
-	return node_at(p, ref)->kind;
-}
-
-bool pickle_int(const struct pickle *p, uint32_t ref, int64_t *out)
-{
-	const struct node *node = node_at(p, ref);
-
-	if (node->kind != PICKLE_INT)
-		return false;
-	*out = (int64_t)((uint64_t)node->number.high << 32 | node->number.low);
-	return true;
-}
-
-bool pickle_is_true(const struct pickle *p, uint32_t ref)
-{
-	(void)p;
-	return ref == NODE_TRUE;
-}
-
-static struct pickle_text text_at(const struct pickle *p, uint32_t off,
-				  uint32_t len)
-{
-	return (struct pickle_text){ (const char *)p->buf + off, len };
-}
-
-static bool text_is(struct pickle_text text, const char *want)
-{
-	return text.len == strlen(want) && !memcmp(text.at, want, text.len);
-}
-
-bool pickle_text(const struct pickle *p, uint32_t ref, struct pickle_text *out)
-{
-	const struct node *node = node_at(p, ref);
-
-	if (node->kind != PICKLE_TEXT)
-		return false;
-	*out = text_at(p, node->text.off, node->text.len);
-	return true;
-}
-
-bool pickle_is_text(const struct pickle *p, uint32_t ref, const char *text)
-{
-	struct pickle_text found;
-
-	return pickle_text(p, ref, &found) && text_is(found, text);
-}
-
-bool pickle_global(const struct pickle *p, uint32_t ref,
-		   struct pickle_text *module, struct pickle_text *name)
-{
-	const struct node *node = node_at(p, ref);
-
-	if (node->kind != PICKLE_GLOBAL)
-		return false;
-	*module = text_at(p, node->global.module, node->global.module_len);
-	*name = text_at(p, node->global.name, node->global.name_len);
-	return true;
-}
-
-bool pickle_is_global(const struct pickle *p, uint32_t ref, const char *module,
-		      const char *name)
-{
-	struct pickle_text found_module, found_name;
-
-	return pickle_global(p, ref, &found_module, &found_name) &&
-	       text_is(found_module, module) && text_is(found_name, name);
-}
-
-uint32_t pickle_call(const struct pickle *p, uint32_t ref)
-{
-	const struct node *node = node_at(p, ref);
-
-	return is_object(node->kind) || node->kind == PICKLE_PERSID
-		       ? node->object.call
-		       : 0;
-}
-
-uint32_t pickle_args(const struct pickle *p, uint32_t ref)
-{
-	const struct node *node = node_at(p, ref);
-
-	return is_object(node->kind) ? node->object.args : 0;
-}
-
-uint32_t pickle_state(const struct pickle *p, uint32_t ref)
-{
-	const struct node *node = node_at(p, ref);
-
-	return is_object(node->kind) ? node->object.state : 0;
-}
-
-uint32_t pickle_items(const struct pickle *p, uint32_t ref)
-{
-	const struct node *node = node_at(p, ref);
-
-	if (is_object(node->kind))
-		return node->object.items;
-	if (node->kind >= PICKLE_TUPLE && node->kind <= PICKLE_DICT)
-		return ref;
-	return 0;
-}
-
-uint32_t pickle_tuple_len(const struct pickle *p, uint32_t ref)
-{
-	const struct node *node = node_at(p, ref);
-
-	return node->kind == PICKLE_TUPLE ? node->tuple.n : 0;
-}
-
-uint32_t pickle_at(const struct pickle *p, uint32_t ref, uint32_t i)
-{
-	const struct node *node = node_at(p, ref);
-
-	if (i >= pickle_tuple_len(p, ref))
-		return 0;
-	return number_at(&p->refs, node->tuple.first + i);
-}
-
-bool pickle_size_at(const struct pickle *p, uint32_t ref, uint32_t i,
-		    uint64_t *out)
-{
-	int64_t value;
-
-	if (!pickle_int(p, pickle_at(p, ref, i), &value) || value < 0)
-		return false;
-	*out = (uint64_t)value;
-	return true;
-}
-
-uint32_t pickle_get(const struct pickle *p, uint32_t dict, const char *key)
-{
-	struct pickle_iter it;
-	uint32_t found_key, value;
-
-	if (pickle_kind(p, dict) != PICKLE_DICT)
-		return 0;
-	pickle_iter_init(&it, p, dict);
-	for (int i = 0; i < ATTRIBUTES_MAX; i++) {
-		if (!pickle_next(&it, &found_key) || !pickle_next(&it, &value))
-			return 0;
-		if (pickle_is_text(p, found_key, key))
-			return value;
-	}
-	return 0;
-}
-
-/* A tuple is one run of numbers, without chunks. */
-void pickle_iter_init(struct pickle_iter *it, const struct pickle *p,
-		      uint32_t ref)
-{
-	const struct node *node = node_at(p, ref);
-
-	*it = (struct pickle_iter){ .pickle = p };
-	if (node->kind == PICKLE_TUPLE) {
-		it->i = node->tuple.first;
-		it->n = node->tuple.n;
-	} else if (node->kind >= PICKLE_LIST && node->kind <= PICKLE_DICT) {
-		it->chunk = node->items.head;
-	}
-}
-
-bool pickle_next(struct pickle_iter *it, uint32_t *ref)
-{
-	const struct array *refs = &it->pickle->refs;
-
-	while (!it->n && it->chunk) {
-		it->i = it->chunk + 2;
-		it->n = number_at(refs, it->chunk + 1);
-		it->chunk = number_at(refs, it->chunk);
-	}
-	if (!it->n)
-		return false;
-	it->n--;
-	*ref = number_at(refs, it->i++);
-	return true;
 }

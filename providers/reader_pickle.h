@@ -81,6 +81,9 @@ bool pickle_is_true(const struct pickle *p, uint32_t ref);
 bool pickle_text(const struct pickle *p, uint32_t ref, struct pickle_text *out);
 bool pickle_is_text(const struct pickle *p, uint32_t ref, const char *text);
 
+/* Is this the text? */
+bool pickle_text_is(struct pickle_text text, const char *want);
+
 /* A global's two parts; and is it this one? */
 bool pickle_global(const struct pickle *p, uint32_t ref,
 		   struct pickle_text *module, struct pickle_text *name);

@@ -5,23 +5,19 @@
  * frozen since 2.1 (newer types come as an untyped storage and a dtype).
  */
 #include <errno.h>
-#include <string.h>
 
 #include "providers/reader_torch.h"
-
-static bool text_is(struct pickle_text text, const char *want)
-{
-	return text.len == strlen(want) && !memcmp(text.at, want, text.len);
-}
 
 bool torch_dtype(const struct pickle *p, uint32_t ref, enum tensor_type *out)
 {
 	struct pickle_text module, name;
 
-	if (!pickle_global(p, ref, &module, &name) || !text_is(module, "torch"))
+	if (!pickle_global(p, ref, &module, &name) ||
+	    !pickle_text_is(module, "torch"))
 		return false;
 	for (enum tensor_type t = TENSOR_PACKED; t < TENSOR_TYPES; t++)
-		if (tensor_type_len(t) && text_is(name, tensor_type_name(t))) {
+		if (tensor_type_len(t) &&
+		    pickle_text_is(name, tensor_type_name(t))) {
 			*out = t;
 			return true;
 		}
@@ -52,11 +48,12 @@ bool torch_storage_class(const struct pickle *p, uint32_t ref,
 	struct pickle_text module, name;
 
 	if (!pickle_global(p, ref, &module, &name) ||
-	    (!text_is(module, "torch") && !text_is(module, "torch.cuda") &&
-	     !text_is(module, "torch.storage")))
+	    (!pickle_text_is(module, "torch") &&
+	     !pickle_text_is(module, "torch.cuda") &&
+	     !pickle_text_is(module, "torch.storage")))
 		return false;
 	for (size_t i = 0; i < sizeof(classes) / sizeof(classes[0]); i++)
-		if (text_is(name, classes[i].name)) {
+		if (pickle_text_is(name, classes[i].name)) {
 			*out = classes[i].type;
 			return true;
 		}
