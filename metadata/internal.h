@@ -55,7 +55,8 @@ struct meta {
 	_Atomic uint64_t accepted_seq, nvme_seq, remote_seq;
 	_Atomic uint64_t log_len; /* bytes of the log above D, about */
 	_Atomic uint64_t next_ino, next_version;
-	_Atomic bool any_xattr; /* false: the xattr family is empty */
+	_Atomic bool any_xattr;  /* false: the xattr family is empty */
+	_Atomic bool any_tensor; /* the same of the tensor family */
 
 	uint64_t trimmed;   /* follower only: the log begins above this */
 	uint64_t unclaimed; /* follower only: bytes cut off, still in files */

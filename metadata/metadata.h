@@ -316,6 +316,25 @@ MUST_CHECK int meta_del_copies(struct meta *m, const uint64_t *versions,
 MUST_CHECK int meta_del_copy(struct meta *m, uint64_t version,
 			     enum copy_tier tier);
 
+/* ---- tensors (accepted, a cache: losing one is harmless) -------------- */
+
+#define META_TENSORS_MAX ((size_t)1 << 20) /* longer records are not kept */
+
+/*
+ * What was found in a version, in the bytes of whoever found it. Goes with its
+ * version; not in the log.
+ *
+ *   -ENOENT  no such version (any more)
+ *   -EFBIG   longer than META_TENSORS_MAX
+ *   -ENOSPC  the accepted database's room is for other things: half of it must
+ *            be free
+ */
+MUST_CHECK int meta_put_tensors(struct meta *m, uint64_t version,
+				const void *record, size_t len);
+/* *out is malloc'ed, *len its length. -ENOENT: none is kept. */
+MUST_CHECK int meta_tensors(const struct meta *m, uint64_t version, void **out,
+			    size_t *len);
+
 /* ---- the log and the watermarks --------------------------------------- */
 
 uint64_t meta_accepted_seq(const struct meta *m); /* last number given out */

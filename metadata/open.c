@@ -293,15 +293,22 @@ static int stop(void *arg, struct slice key, struct slice val)
 	return 1;
 }
 
+/* Has it any key? -errno */
+static int any_key(struct meta *m, enum cf cf)
+{
+	return store_scan(&m->accepted, NULL, cf, (struct slice){ 0 },
+			  (struct slice){ 0 }, stop, NULL);
+}
+
 static int start_numbers(struct opening *o)
 {
 	struct meta *m = o->m;
-	int n = store_scan(&m->accepted, NULL, CF_XATTR, (struct slice){ 0 },
-			   (struct slice){ 0 }, stop, NULL);
+	int xattr = any_key(m, CF_XATTR), tensor = any_key(m, CF_TENSOR);
 
-	if (n < 0)
-		return n;
-	m->any_xattr = n == 1;
+	if (xattr < 0 || tensor < 0)
+		return xattr < 0 ? xattr : tensor;
+	m->any_xattr = xattr == 1;
+	m->any_tensor = tensor == 1;
 	m->trimmed = m->nvme_seq;
 	m->next_ino = m->next_version = (m->id.epoch << EPOCH_BITS) + 1;
 	m->accepted_generation = m->accepted.generation;

@@ -23,11 +23,12 @@ enum cf {
 	CF_STATE = 8,    /* in both, but each its own */
 	CF_UNSEALED = 9, /* accepted only */
 	CF_LOG = 10,     /* accepted only */
-	CF_COPY = 11,    /* durable only, as all that follow */
+	CF_COPY = 11,    /* durable only, as those to CF_NOTE */
 	CF_SMALL = 12,
 	CF_EVENT = 13,
 	CF_NOTE = 14,
-	CF_MAX = 15,
+	CF_TENSOR = 15, /* accepted only */
+	CF_MAX = 16,
 };
 
 enum op_kind { OP_PUT = 1, OP_DEL = 2, OP_DEL_RANGE = 3 };

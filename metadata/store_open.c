@@ -30,14 +30,14 @@ static const char *const cf_names[CF_MAX] = {
 	[CF_STATE] = "default",   [CF_UNSEALED] = "unsealed",
 	[CF_LOG] = "log",         [CF_COPY] = "copy",
 	[CF_SMALL] = "small",     [CF_EVENT] = "event",
-	[CF_NOTE] = "note",
+	[CF_NOTE] = "note",       [CF_TENSOR] = "tensor",
 };
 
 static bool has_cf(const struct store *s, int cf)
 {
 	if (cf <= CF_STATE)
 		return true;
-	return s->durable == (cf >= CF_COPY);
+	return s->durable == (cf >= CF_COPY && cf <= CF_NOTE);
 }
 
 int store_error(struct store *s, const char *what, char *err)

@@ -362,6 +362,8 @@ static void del_number(struct bytes *ops, enum cf cf, uint64_t n)
 void txn_del_version(struct txn *t, uint64_t version)
 {
 	del_number(&t->shared, CF_VERSION, version);
+	if (t->m->any_tensor)
+		del_number(&t->local, CF_TENSOR, version);
 }
 
 /* A version byte, then the bytes. */
