@@ -209,8 +209,10 @@ void backing_put(struct engine *e, struct backing *b)
 void backing_set_version(struct engine *e, struct backing *b, uint64_t v)
 {
 	mutex_lock(&e->backings.lock);
-	if (b->version != v)
+	if (b->version != v) {
 		b->recorded = false;
+		b->turns++;
+	}
 	set_version_locked(&e->backings, b, v);
 	mutex_unlock(&e->backings.lock);
 }
@@ -244,6 +246,16 @@ void backing_version_gone(struct engine *e, uint64_t version)
 	mutex_unlock(&bs->lock);
 	if (gone)
 		destroy(e, b);
+}
+
+uint64_t backing_turns(struct engine *e, struct backing *b)
+{
+	uint64_t turns;
+
+	mutex_lock(&e->backings.lock);
+	turns = b->turns;
+	mutex_unlock(&e->backings.lock);
+	return turns;
 }
 
 void backing_set_charge(struct engine *e, struct backing *b, uint64_t bytes)

@@ -49,9 +49,10 @@ struct backing {
 	uint64_t charged;         /* bytes of the reserve it holds (DRAM) */
 	uint64_t promised;        /* ... and may still take, for certain */
 	unsigned refs;
-	bool recorded; /* DRAM: its version has a synced copy elsewhere.
+	bool recorded;  /* DRAM: its version has a synced copy elsewhere.
 			  NVMe: the file is that copy, not ours to delete */
-	bool in_lru;   /* DRAM, recorded, refs 0: may be evicted */
+	bool in_lru;    /* DRAM, recorded, refs 0: may be evicted */
+	uint64_t turns; /* how often it began to hold something else */
 };
 
 LIST_HEAD(backing_list, backing);
@@ -196,7 +197,7 @@ struct dropped {
 	uint64_t version;
 };
 
-#define N_THREADS 6
+#define N_THREADS 7
 
 struct engine {
 	struct engine_config config;
@@ -211,6 +212,8 @@ struct engine {
 	struct remote *remote;
 	struct publisher *publisher;
 	struct fetcher *fetcher;
+	struct tensor_room *tensors;
+	struct chunk_cache *chunks;
 	struct backing_hooks hooks;
 	bool passthrough;
 	char io_note[200];
@@ -298,6 +301,8 @@ void backing_set_version(struct engine *e, struct backing *b, uint64_t v);
 void backing_recorded(struct engine *e, uint64_t version, uint64_t file);
 /* Nobody needs what b caches for this version. */
 void backing_version_gone(struct engine *e, uint64_t version);
+/* What it held at `turns` it still holds, or held until it was closed. */
+uint64_t backing_turns(struct engine *e, struct backing *b);
 void backing_set_charge(struct engine *e, struct backing *b, uint64_t bytes);
 /* As charged already; the promise sinks by what `bytes` is more than that. */
 void backing_take_promised(struct engine *e, struct backing *b, uint64_t bytes);

@@ -20,7 +20,9 @@
 #include <sys/utsname.h>
 #include <time.h>
 
+#include "engine/chunk_cache.h"
 #include "engine/core.h"
+#include "engine/tensors.h"
 #include "engine/thread.h"
 #include "metadata/log_message.h"
 
@@ -507,6 +509,13 @@ static int start_publisher(struct start *s)
 	return r == 0 ? 0 : fail(s, r, "cannot start the publisher");
 }
 
+static int start_tensors(struct start *s)
+{
+	int r = tensor_room_new(&s->e->tensors);
+
+	return r ? r : chunk_cache_new(&s->e->chunks);
+}
+
 static int start_threads(struct start *s)
 {
 	struct engine *e = s->e;
@@ -521,6 +530,7 @@ static int start_threads(struct start *s)
 		{ "ckpt-flush", flusher_main },
 		{ "ckpt-flush", flusher_main },
 		{ "ckpt-stream", streamer_main },
+		{ "ckpt-tensors", tensors_main },
 	};
 
 	for (; e->n_threads < N_THREADS; e->n_threads++)
@@ -568,6 +578,8 @@ static void engine_init(struct engine *e)
 static void engine_free(struct engine *e, bool keep)
 {
 	publish_stop(e->publisher);
+	tensor_room_free(e->tensors);
+	chunk_cache_free(e->chunks);
 	if (e->fetcher)
 		fetcher_free(e->fetcher);
 	reserve_stop(e->reserve);
@@ -627,6 +639,8 @@ static int start_all(struct start *s)
 	if (r == 0)
 		r = start_publisher(s);
 	if (r == 0)
+		r = start_tensors(s);
+	if (r == 0)
 		r = start_threads(s);
 	return r;
 }
@@ -654,6 +668,8 @@ static void stop_threads(struct engine *e)
 	e->watch.stop = true;
 	pthread_cond_broadcast(&e->watch.added);
 	mutex_unlock(&e->watch.lock);
+	if (e->tensors)
+		tensors_stop(e);
 	while (e->n_threads)
 		pthread_join(e->threads[--e->n_threads], NULL);
 }

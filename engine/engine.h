@@ -6,7 +6,8 @@
  * LOCK ORDER of the whole daemon (take from left to right):
  *   inode.lock → the door (txn_begin … txn_commit) →
  *   watch.lock → inodes.lock | versions.lock → backings.lock |
- *   marks.lock | follow.lock | the reserve's, the publisher's, the fetcher's
+ *   marks.lock | follow.lock | the reserve's, the publisher's, the fetcher's,
+ *   a source's, the tensors', the chunk cache's
  * None of the last two lines is held over I/O. An inode's lock may be held over
  * the probe, over file operations on its backing file and over the door.
  *
@@ -224,6 +225,7 @@ struct engine_status {
 	uint64_t n_unsealed; /* of them, and mapped ones: being written */
 	uint64_t n_marks;
 	uint64_t n_spilled, n_evicted, n_fetched;
+	uint64_t fetched_bytes; /* from the remote, also in ranges */
 	uint64_t n_unflushed, unflushed_bytes;
 	struct meta_usage meta;
 	char nvme_dir[256], dram_dir[256], remote[256];

@@ -84,6 +84,23 @@ MUST_CHECK int fetch_wait_ended(struct fetch *f);
 struct fetch *fetch_get(struct fetch *f);
 /* Gives the caller's hold back; the fetch goes on to its end by itself. */
 void fetch_put(struct fetch *f);
+
+/*
+ * For readers that want some ranges of a remote-only version and not all of
+ * it: a fetch that no thread works on and that has no file. Blocks until the
+ * object is found; errors as of a fetch. fetch_put() it.
+ */
+MUST_CHECK int ranges_open(struct fetcher *fr, const char *path,
+			   const struct copy_rec *copy, struct fetch **out);
+/* Chunk i into buf (CHUNK_LEN), checked where its checksum is known; *len: how
+ * long it is. Any thread. -EBADMSG, -EIO … after some tries. */
+MUST_CHECK int ranges_read_chunk(struct fetch *f, size_t i, void *buf,
+				 size_t *len);
+/* A few bytes, unchecked: to see whether it is worth more. The range lies
+ * within the object. One try. */
+MUST_CHECK int ranges_peek(struct fetch *f, void *buf, size_t len,
+			   uint64_t off);
+
 /* Bytes fetched ever, for rates. */
 uint64_t fetcher_bytes(const struct fetcher *fr);
 

@@ -259,22 +259,27 @@ static size_t chunk_len(const struct fetch *f, size_t i)
 	return f->size - off < CHUNK_LEN ? (size_t)(f->size - off) : CHUNK_LEN;
 }
 
-static int read_once(struct fetch *f, struct remote_object *o, size_t i,
-		     void *buf)
+static int read_range(struct fetch *f, struct remote_object *o, void *buf,
+		      size_t len, uint64_t off)
 {
 	struct fetcher *fr = f->fr;
-	const size_t len = chunk_len(f, i);
 	ssize_t n;
 	int err = remote_begin(fr);
 
 	if (err)
 		return err;
-	n = fr->r->ops->read_object(o, buf, len, (uint64_t)i * CHUNK_LEN);
+	n = fr->r->ops->read_object(o, buf, len, off);
 	err = remote_end(fr, n < 0 ? (int)n : 0);
 	if (err)
 		return err;
 	/* Shorter than its record: somebody cut it. */
 	return (size_t)n == len ? 0 : -EBADMSG;
+}
+
+static int read_once(struct fetch *f, struct remote_object *o, size_t i,
+		     void *buf)
+{
+	return read_range(f, o, buf, chunk_len(f, i), (uint64_t)i * CHUNK_LEN);
 }
 
 static int check(struct fetch *f, size_t i, const void *buf)
@@ -283,7 +288,8 @@ static int check(struct fetch *f, size_t i, const void *buf)
 
 	if (f->verified)
 		return crc == f->crcs[i] ? 0 : -EBADMSG;
-	f->crcs[i] = crc;
+	if (f->dst) /* one thread a chunk */
+		f->crcs[i] = crc;
 	return 0;
 }
 
@@ -618,7 +624,7 @@ static int fetch_new(struct fetcher *fr, const struct fetch_config *config,
 	memcpy(f->identity, config->copy.object, sizeof(f->identity));
 	f->path = strdup(config->path);
 	err = f->path ? take_crcs(f, &config->copy) : -ENOMEM;
-	if (!err)
+	if (!err && f->dst)
 		err = make_file(f);
 	if (err)
 		fetch_free(f);
@@ -655,6 +661,48 @@ int fetch_start(struct fetcher *fr, const struct fetch_config *config,
 	}
 	*out = f;
 	return 0;
+}
+
+/* ---- ranges ----------------------------------------------------------- */
+
+int ranges_open(struct fetcher *fr, const char *path,
+		const struct copy_rec *copy, struct fetch **out)
+{
+	struct fetch_config config = { .path = path, .copy = *copy };
+	struct fetch *f;
+	int err = fetch_new(fr, &config, &f);
+
+	if (err)
+		return err;
+	f->refs = 1; /* no thread's */
+	run_open(f);
+	if (f->err) {
+		err = f->err;
+		fetch_put(f);
+		return err;
+	}
+	*out = f;
+	return 0;
+}
+
+int ranges_read_chunk(struct fetch *f, size_t i, void *buf, size_t *len)
+{
+	int err = read_chunk(f, i, buf);
+
+	if (err)
+		return err;
+	*len = chunk_len(f, i);
+	f->fr->bytes += *len;
+	return 0;
+}
+
+int ranges_peek(struct fetch *f, void *buf, size_t len, uint64_t off)
+{
+	int err = read_range(f, f->object, buf, len, off);
+
+	if (!err)
+		f->fr->bytes += len;
+	return err;
 }
 
 /* 0: there; 1: not yet. */

@@ -198,6 +198,7 @@ static uint64_t drop_nvme_copy(struct engine *e, uint64_t version)
 /* The inode's lock keeps opens out meanwhile. */
 static uint64_t evict_nvme_copy(struct engine *e, const struct inode_rec *rec)
 {
+	struct backing *b;
 	struct inode *in;
 	uint64_t len = 0;
 	bool fresh;
@@ -205,8 +206,10 @@ static uint64_t evict_nvme_copy(struct engine *e, const struct inode_rec *rec)
 	if (inode_get(e, rec->ino, &fresh, &in))
 		return 0;
 	mutex_lock(&in->lock);
-	if (!in->backing && !in->fetch)
+	b = backing_of_version(e, rec->version); /* read as tensors */
+	if (!in->backing && !in->fetch && !(b && b->where == BACKING_NVME))
 		len = drop_nvme_copy(e, rec->version);
+	backing_put(e, b);
 	mutex_unlock(&in->lock);
 	inode_put(e, in);
 	return len;
@@ -351,6 +354,7 @@ static void status_inodes(struct engine *e, struct engine_status *s)
 	s->n_marks = e->marks.pending;
 	s->n_spilled = e->n_spilled;
 	s->n_fetched = e->n_fetched;
+	s->fetched_bytes = e->fetcher ? fetcher_bytes(e->fetcher) : 0;
 	mutex_lock(&e->backings.lock);
 	s->n_evicted = e->backings.n_evicted;
 	mutex_unlock(&e->backings.lock);

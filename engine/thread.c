@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 
-#define STACK_LEN (256 * 1024)
+#define STACK_LEN (512 * 1024)
 #define NICE_LOW 5
 
 int thread_start(pthread_t *out, const char *name, void *(*run)(void *),

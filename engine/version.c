@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "engine/core.h"
+#include "engine/tensors.h"
 #include "engine/thread.h"
 
 #define WAIT_LOOK_NS INT64_C(100000000)
@@ -306,6 +307,8 @@ void version_recorded(struct engine *e, struct version *v)
 	dead_seq = v->dead_seq;
 	e->versions.n_recording++;
 	mutex_unlock(&e->versions.lock);
+	if (!dead_seq && v->size > META_SMALL_MAX)
+		tensors_offer(e, v->ino, id);
 	version_unhold(e, v);
 	mutex_lock(&e->versions.lock);
 	e->versions.n_recording--;

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The bytes of one version, to be read in ranges, wherever they are: DRAM or
+ * NVMe by pread; remote-only: the chunks that are needed, through the chunk
+ * cache, and nothing is kept of them on a tier. What a source shows never
+ * changes: where its file is written again, the version is looked for
+ * elsewhere.
+ *
+ * A source that is open holds the DRAM or NVMe copy it reads, as an open file
+ * does. Threads: any, also one source in many at a time.
+ */
+#ifndef CKPT_ENGINE_SOURCE_H
+#define CKPT_ENGINE_SOURCE_H
+
+#include "metadata/metadata.h"
+#include "providers/reader.h"
+
+struct engine;
+struct source;
+
+/*
+ * version: of ino, now or once. Blocks while a remote is asked.
+ *
+ *   -ESTALE  it is gone
+ *   -EAGAIN  it is not to be had now: its file is being written, and its own
+ *            copy is not made yet
+ *   -EIO …   as a fetch
+ */
+MUST_CHECK int source_open(struct engine *e, uint64_t ino, uint64_t version,
+			   struct source **out);
+/* NULL is fine. */
+void source_close(struct source *s);
+
+/* Which version it shows; its length, bytes. */
+uint64_t source_version(const struct source *s);
+uint64_t source_size(const struct source *s);
+
+/*
+ * All of [off, off + len), which lies within its size. Errors as above.
+ */
+MUST_CHECK int source_read(struct source *s, void *buf, size_t len,
+			   uint64_t off);
+/* The same, of a remote-only one unchecked, and without a chunk around it. */
+MUST_CHECK int source_peek(struct source *s, void *buf, size_t len,
+			   uint64_t off);
+/* As readers want it; valid until source_close(). */
+void source_reader(struct source *s, struct reader_source *out);
+
+#endif
