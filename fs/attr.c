@@ -44,7 +44,8 @@ void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	if (err)
 		reply_result(req, err);
 	else
-		fuse_reply_attr(req, &st, KEEP_S);
+		fuse_reply_attr(req, &st,
+				ino_is_tensor(ino) ? TENSOR_KEEP_S : KEEP_S);
 }
 
 struct attr_change {
@@ -147,7 +148,7 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 	int err = 0;
 
 	if (ino_is_hidden(ino))
-		err = -EPERM;
+		err = ino_is_tensor(ino) ? -EROFS : -EPERM;
 	if (!err && to_set & FUSE_SET_ATTR_SIZE)
 		err = file_truncate(fs->engine, ino, fi ? fi->fh : 0,
 				    (uint64_t)attr->st_size);

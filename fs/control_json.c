@@ -67,13 +67,14 @@ static json_t *tiers_array(const struct engine_status *st)
 
 static json_t *counts_object(const struct engine_status *st)
 {
-	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "open",
-			 int_value(st->n_open), "unsealed",
+	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+			 "open", int_value(st->n_open), "unsealed",
 			 int_value(st->n_unsealed), "marks",
 			 int_value(st->n_marks), "spilled",
 			 int_value(st->n_spilled), "evicted",
 			 int_value(st->n_evicted), "fetched",
-			 int_value(st->n_fetched), "unflushed",
+			 int_value(st->n_fetched), "fetched_bytes",
+			 int_value(st->fetched_bytes), "unflushed",
 			 int_value(st->n_unflushed), "unflushed_bytes",
 			 int_value(st->unflushed_bytes));
 }

@@ -125,6 +125,10 @@ void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	struct fs *fs = fuse_req_userdata(req);
 	int err = 0;
 
+	if (ino_is_tensor(ino)) {
+		tensor_opendir(req, ino, fi);
+		return;
+	}
 	/* Hidden ones have no record. */
 	fi->fh = !ino_is_hidden(ino);
 	if (fi->fh)
@@ -138,21 +142,29 @@ void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 		struct fuse_file_info *fi)
 {
-	(void)fi;
-	reply_listing(req, ino, size, off, false);
+	if (ino_is_tensor(ino))
+		tensor_readdir(req, ino, size, off, fi, false);
+	else
+		reply_listing(req, ino, size, off, false);
 }
 
 void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 		    struct fuse_file_info *fi)
 {
-	(void)fi;
-	reply_listing(req, ino, size, off, true);
+	if (ino_is_tensor(ino))
+		tensor_readdir(req, ino, size, off, fi, true);
+	else
+		reply_listing(req, ino, size, off, true);
 }
 
 void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct fs *fs = fuse_req_userdata(req);
 
+	if (ino_is_tensor(ino)) {
+		tensor_release(req, fi);
+		return;
+	}
 	if (fi->fh)
 		opened_dir_drop(fs->engine, ino);
 	reply_result(req, 0);

@@ -71,7 +71,7 @@ void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	if (ino_is_hidden(ino)) {
-		hidden_release(req, fi);
+		hidden_release(req, ino, fi);
 		return;
 	}
 	file_release(fs_of(req)->engine, ino, fi->fh);

@@ -80,6 +80,8 @@ int entry_of_ino(struct fs *fs, uint64_t ino, struct fuse_entry_param *out)
 		err = hidden_stat(fs, ino, &e.attr);
 		if (err)
 			return err;
+		if (ino_is_tensor(ino))
+			e.attr_timeout = e.entry_timeout = TENSOR_KEEP_S;
 		*out = e;
 		return 0;
 	}

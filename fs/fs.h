@@ -32,6 +32,7 @@
 
 struct options;
 struct control;
+struct tensor_tree;
 
 /* All immutable once the first request is served. */
 struct fs {
@@ -41,7 +42,8 @@ struct fs {
 	const struct options *options;
 	struct control *control;
 	struct expected *expected; /* sizes of new files (capture.h) */
-	uid_t owner;               /* whoever mounted it */
+	struct tensor_tree *tensors;
+	uid_t owner; /* whoever mounted it */
 	gid_t group;
 	int64_t started_ns;
 	bool want_passthrough; /* ask the kernel for it at INIT */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * /ckpt/.ckptfs: one directory with files that are made when they are opened.
- * More rooms of it (DESIGN.md section 7) will come as rows of the table.
+ * /ckpt/.ckptfs: one directory with files that are made when they are opened,
+ * and the tree of tensors (tensor_tree.h), to which requests are handed on.
  */
 #include <errno.h>
 #include <string.h>
@@ -11,9 +11,11 @@
 static const struct hidden_file {
 	uint64_t ino;
 	const char *name;
+	/* NULL: a directory */
 	int (*text)(struct fs *fs, char **out, size_t *len);
 } files[] = {
 	{ HIDDEN_METRICS, "metrics", metrics_text },
+	{ TENSOR_ROOT, "tensors", NULL },
 };
 
 #define N_FILES (sizeof(files) / sizeof(files[0]))
@@ -49,6 +51,8 @@ int hidden_stat(struct fs *fs, uint64_t ino, struct stat *out)
 {
 	struct timespec started = timespec_of_ns(fs->started_ns);
 
+	if (ino_is_tensor(ino))
+		return tensor_stat(fs, ino, out);
 	if (ino != HIDDEN_DIR && !file_of(ino))
 		return -ENOENT;
 	*out = (struct stat){
@@ -72,7 +76,8 @@ int hidden_readdir(uint64_t ino, uint64_t after, dentry_fn *fn, void *arg)
 	for (size_t i = 0; i < N_FILES; i++) {
 		struct dentry_rec d = { .ino = files[i].ino,
 					.cookie = 3 + i,
-					.type = S_IFREG };
+					.type = files[i].text ? S_IFREG
+							      : S_IFDIR };
 		int err = d.cookie > after ? fn(arg, files[i].name, &d) : 0;
 
 		if (err)
@@ -96,9 +101,14 @@ static void text_free(struct text *t)
 void hidden_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 {
 	const struct hidden_file *f = file_of(ino);
-	struct text *t = calloc(1, sizeof(*t));
+	struct text *t;
 	int err = 0;
 
+	if (ino_is_tensor(ino)) {
+		tensor_open_file(req, ino, fi);
+		return;
+	}
+	t = calloc(1, sizeof(*t));
 	if (!f)
 		err = -ENOENT;
 	else if ((fi->flags & O_ACCMODE) != O_RDONLY)
@@ -123,19 +133,29 @@ static struct text *text_of(const struct fuse_file_info *fi)
 	return (struct text *)(uintptr_t)fi->fh;
 }
 
-void hidden_read(fuse_req_t req, size_t size, off_t off,
+void hidden_read(fuse_req_t req, uint64_t ino, size_t size, off_t off,
 		 const struct fuse_file_info *fi)
 {
 	const struct text *t = text_of(fi);
-	size_t from = (size_t)off < t->len ? (size_t)off : t->len;
+	size_t from;
 
+	if (ino_is_tensor(ino)) {
+		tensor_read(req, size, off, fi);
+		return;
+	}
+	from = (size_t)off < t->len ? (size_t)off : t->len;
 	if (size > t->len - from)
 		size = t->len - from;
 	fuse_reply_buf(req, t->data + from, size);
 }
 
-void hidden_release(fuse_req_t req, const struct fuse_file_info *fi)
+void hidden_release(fuse_req_t req, uint64_t ino,
+		    const struct fuse_file_info *fi)
 {
+	if (ino_is_tensor(ino)) {
+		tensor_release(req, fi);
+		return;
+	}
 	text_free(text_of(fi));
 	reply_result(req, 0);
 }

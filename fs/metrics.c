@@ -102,6 +102,8 @@ static void put_text(FILE *f, const struct engine_status *st)
 	counter(f, "evicted_total", "Faster copies dropped.", st->n_evicted);
 	counter(f, "fetched_total", "Versions fetched from the remote.",
 		st->n_fetched);
+	counter(f, "fetched_bytes_total", "Bytes fetched from the remote.",
+		st->fetched_bytes);
 	gauge(f, "metadata_memory_bytes", "Memory of both databases.",
 	      st->meta.memory);
 	gauge(f, "metadata_accepted_bytes", "DRAM the accepted state takes.",

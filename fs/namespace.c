@@ -24,6 +24,10 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	struct dentry_rec d = { 0 };
 	int err;
 
+	if (ino_is_tensor(parent)) {
+		tensor_lookup(req, parent, name);
+		return;
+	}
 	if (strlen(name) > META_NAME_MAX)
 		err = -ENAMETOOLONG;
 	else if (ino_is_hidden(parent) || name_is_hidden(parent, name))
@@ -38,23 +42,22 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 
 void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t nlookup)
 {
-	(void)ino;
-	(void)nlookup;
+	tensor_forget(fs_of(req), ino, nlookup);
 	fuse_reply_none(req);
 }
 
 void op_forget_multi(fuse_req_t req, size_t count,
 		     struct fuse_forget_data *forgets)
 {
-	(void)count;
-	(void)forgets;
+	for (size_t i = 0; i < count; i++)
+		tensor_forget(fs_of(req), forgets[i].ino, forgets[i].nlookup);
 	fuse_reply_none(req);
 }
 
 void op_readlink(fuse_req_t req, fuse_ino_t ino)
 {
 	char target[META_PATH_MAX];
-	int err = view_symlink(fs_of(req)->view, ino, target);
+	int err = view_symlink(fs_of(req)->view, tensor_real_ino(ino), target);
 
 	if (err)
 		reply_result(req, err);

@@ -18,7 +18,7 @@ void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 	int err;
 
 	if (ino_is_hidden(ino)) {
-		hidden_read(req, size, off, fi);
+		hidden_read(req, ino, size, off, fi);
 		return;
 	}
 	err = file_borrow_fd(e, ino, fi->fh, false, (uint64_t)off, size, &fd);

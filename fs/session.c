@@ -15,6 +15,7 @@
 #include "fs/mountpoint.h"
 #include "fs/passthrough.h"
 #include "fs/session.h"
+#include "fs/tensor_tree.h"
 #include "metadata/log_message.h"
 
 #define LINE_LEN 512
@@ -213,6 +214,7 @@ static void end(struct session *s)
 		leave_nothing(s);
 	control_stop(s->fs.control);
 	expected_free(s->fs.expected);
+	tensor_tree_free(s->fs.tensors);
 	engine_stop(s->fs.engine, -1);
 	if (s->fuse)
 		fuse_session_destroy(s->fuse);
@@ -231,6 +233,8 @@ int session_run(const struct options *o, struct startup *startup)
 	err = control_start(&s.fs, &s.fs.control);
 	if (!err)
 		err = expected_new(&s.fs.expected);
+	if (!err)
+		err = tensor_tree_new(&s.fs, &s.fs.tensors);
 	if (!err)
 		err = mount_session(&s);
 	if (!err)
