@@ -26,6 +26,14 @@ static const char help[] =
 	"  evict PATH [--level L]            drop faster copies of what has "
 	"reached L\n"
 	"  leftovers [--free BASE]           DRAM that dead daemons left\n"
+	"  tensors PATH [--depth N] [--json] the tensors in a file or directory, "
+	"with\n"
+	"                                    sums by dtype and by N levels of "
+	"their names\n"
+	"  diff A B [--json]                 which tensors of A changed in B, "
+	"appeared, are\n"
+	"                                    gone; exit status 0 none, 1 some, 2 "
+	"trouble\n"
 	"L is dram, nvme (the default) or remote; S is seconds. PATH is "
 	"anything on a\n"
 	"ckptfs mount; without it, the mount of the working directory or the "
@@ -43,6 +51,8 @@ enum {
 	TAKES_TIMEOUT = 8,
 	TAKES_JSON = 16,
 	TAKES_FREE = 32,
+	TAKES_DEPTH = 64,
+	TAKES_TWO = 128,
 };
 
 static const struct command {
@@ -58,17 +68,21 @@ static const struct command {
 	{ "evict", ctl_evict,
 	  TAKES_PATH | NEEDS_PATH | TAKES_LEVEL | TAKES_JSON },
 	{ "leftovers", ctl_leftovers, TAKES_FREE | TAKES_JSON },
+	{ "tensors", ctl_tensors,
+	  TAKES_PATH | NEEDS_PATH | TAKES_DEPTH | TAKES_JSON },
+	{ "diff", ctl_diff, TAKES_PATH | NEEDS_PATH | TAKES_TWO | TAKES_JSON },
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 
-enum { OPT_LEVEL = 256, OPT_TIMEOUT, OPT_JSON, OPT_FREE };
+enum { OPT_LEVEL = 256, OPT_TIMEOUT, OPT_JSON, OPT_FREE, OPT_DEPTH };
 
 static const struct option long_options[] = {
 	{ "level", required_argument, NULL, OPT_LEVEL },
 	{ "timeout", required_argument, NULL, OPT_TIMEOUT },
 	{ "json", no_argument, NULL, OPT_JSON },
 	{ "free", required_argument, NULL, OPT_FREE },
+	{ "depth", required_argument, NULL, OPT_DEPTH },
 	{ "help", no_argument, NULL, 'h' },
 	{ "version", no_argument, NULL, 'V' },
 	{ 0 },
@@ -122,6 +136,17 @@ static int take_timeout(const char *s, struct ctl_args *a)
 	return 0;
 }
 
+static int take_depth(const char *s, struct ctl_args *a)
+{
+	char *end;
+	long n = strtol(s, &end, 10);
+
+	if (end == s || *end || n < 0 || n > 100)
+		return usage("--depth %s: give a number from 0 to 100", s);
+	a->depth = (int)n;
+	return 0;
+}
+
 static int take_option(int opt, struct ctl_args *a, unsigned *given)
 {
 	switch (opt) {
@@ -139,6 +164,9 @@ static int take_option(int opt, struct ctl_args *a, unsigned *given)
 		*given |= TAKES_FREE;
 		a->free_base = optarg;
 		return 0;
+	case OPT_DEPTH:
+		*given |= TAKES_DEPTH;
+		return take_depth(optarg, a);
 	default:
 		return CTL_USAGE; /* getopt has said why */
 	}
@@ -168,10 +196,15 @@ static int run(int argc, char **argv, struct ctl_args *a, unsigned given)
 		a->path = argv[optind + 1];
 		given |= TAKES_PATH;
 	}
-	if (optind + 2 < argc)
-		return usage("'%s' is one word too many", argv[optind + 2]);
+	if (optind + 2 < argc && c->takes & TAKES_TWO)
+		a->path2 = argv[optind + 2];
+	if (optind + 2 + (a->path2 != NULL) < argc)
+		return usage("'%s' is one word too many",
+			     argv[optind + 2 + (a->path2 != NULL)]);
 	if (c->takes & NEEDS_PATH && !a->path)
 		return usage("%s wants a PATH", c->name);
+	if (c->takes & TAKES_TWO && !a->path2)
+		return usage("%s wants two PATHs", c->name);
 	if (given & ~c->takes)
 		return usage("%s does not take that argument", c->name);
 	return c->run(a);
@@ -179,7 +212,9 @@ static int run(int argc, char **argv, struct ctl_args *a, unsigned given)
 
 int main(int argc, char **argv)
 {
-	struct ctl_args a = { .level = CTL_NO_LEVEL, .timeout_s = -1 };
+	struct ctl_args a = { .level = CTL_NO_LEVEL,
+			      .timeout_s = -1,
+			      .depth = -1 };
 	unsigned given = 0;
 	int opt, status;
 

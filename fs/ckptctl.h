@@ -26,17 +26,21 @@ enum ctl_level { CTL_DRAM, CTL_NVME, CTL_REMOTE, CTL_NO_LEVEL };
 extern const char *const ctl_level_names[3];
 
 struct ctl_args {
-	const char *path; /* NULL: not given */
+	const char *path, *path2; /* NULL: not given */
 	enum ctl_level level;
 	double timeout_s; /* < 0: none */
 	bool json;
 	const char *free_base;
+	int depth; /* < 0: not given */
 };
 
 /* "ckptctl: …" on stderr; returns CTL_ERROR. */
 int ctl_fail(const char *fmt, ...) PRINTF(1, 2);
 
 /* ---- fs/ckptctl_mount.c: where to ask --------------------------------- */
+
+/* Is path on any FUSE mount? */
+bool ctl_on_fuse(const char *path);
 
 struct ctl_mount {
 	int fd; /* the mount's root */
@@ -84,5 +88,7 @@ int ctl_wait(const struct ctl_args *args);
 int ctl_drain(const struct ctl_args *args);
 int ctl_evict(const struct ctl_args *args);
 int ctl_leftovers(const struct ctl_args *args);
+int ctl_tensors(const struct ctl_args *args);
+int ctl_diff(const struct ctl_args *args);
 
 #endif

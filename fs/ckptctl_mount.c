@@ -75,7 +75,7 @@ static int only_mount(char **out)
 	return ctl_fail("%u ckptfs are mounted: give a PATH on one of them", n);
 }
 
-static bool on_fuse(const char *path)
+bool ctl_on_fuse(const char *path)
 {
 	struct statfs st;
 
@@ -84,7 +84,7 @@ static bool on_fuse(const char *path)
 
 static int choose_path(const char *path, char **out)
 {
-	if (!path && !on_fuse("."))
+	if (!path && !ctl_on_fuse("."))
 		return only_mount(out);
 	if (!path)
 		path = ".";
@@ -125,7 +125,7 @@ static int open_root(struct ctl_mount *m)
 
 	if (stat(m->path, &st))
 		return ctl_fail("'%s': %s", m->path, ctl_error_text(-errno));
-	if (!on_fuse(m->path))
+	if (!ctl_on_fuse(m->path))
 		return ctl_fail("'%s' is not on a ckptfs mount", m->path);
 	m->ino = st.st_ino;
 	m->root = strdup(m->path);
