@@ -22,6 +22,7 @@
 #include "engine/version.h"
 
 #define N_PLACES 4 /* that a read tries */
+#define PEEK_MAX 4096
 
 struct place {
 	unsigned refs; /* guarded by the source's lock */
@@ -208,16 +209,6 @@ void source_close(struct source *s)
 	free(s);
 }
 
-uint64_t source_version(const struct source *s)
-{
-	return s->version;
-}
-
-uint64_t source_size(const struct source *s)
-{
-	return s->size;
-}
-
 /* ---- reading ---------------------------------------------------------- */
 
 static struct place *place_get(struct source *s)
@@ -339,27 +330,32 @@ int source_read(struct source *s, void *buf, size_t len, uint64_t off)
 	return r;
 }
 
-int source_peek(struct source *s, void *buf, size_t len, uint64_t off)
+/* 1: not so. */
+static int peek(struct source *s, void *buf, size_t len, uint64_t off)
 {
-	struct place *p = place_get(s);
-	int r = -EAGAIN;
+	struct place *p;
+	int r = 1;
 
-	if (p->ranges)
-		r = off > s->size || len > s->size - off
-			    ? -ERANGE
-			    : ranges_peek(p->ranges, buf, len, off);
+	if (off > s->size || len > s->size - off)
+		return -ERANGE;
+	p = place_get(s);
+	if (p->ranges && !ranges_peek(p->ranges, buf, len, off))
+		r = 0;
 	place_put(s, p);
-	return r == -EAGAIN ? source_read(s, buf, len, off) : r;
+	return r;
 }
 
-static int reader_read(void *arg, void *buf, size_t len, uint64_t off)
+static int scan_read(void *arg, void *buf, size_t len, uint64_t off)
 {
-	return source_read(arg, buf, len, off);
+	struct source *s = arg;
+	int r = len <= PEEK_MAX ? peek(s, buf, len, off) : 1;
+
+	return r == 1 ? source_read(s, buf, len, off) : r;
 }
 
-void source_reader(struct source *s, struct reader_source *out)
+void source_scanner(struct source *s, struct reader_source *out)
 {
 	*out = (struct reader_source){ .size = s->size,
-				       .read = reader_read,
+				       .read = scan_read,
 				       .arg = s };
 }

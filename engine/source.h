@@ -31,19 +31,17 @@ MUST_CHECK int source_open(struct engine *e, uint64_t ino, uint64_t version,
 /* NULL is fine. */
 void source_close(struct source *s);
 
-/* Which version it shows; its length, bytes. */
-uint64_t source_version(const struct source *s);
-uint64_t source_size(const struct source *s);
-
 /*
  * All of [off, off + len), which lies within its size. Errors as above.
  */
 MUST_CHECK int source_read(struct source *s, void *buf, size_t len,
 			   uint64_t off);
-/* The same, of a remote-only one unchecked, and without a chunk around it. */
-MUST_CHECK int source_peek(struct source *s, void *buf, size_t len,
-			   uint64_t off);
-/* As readers want it; valid until source_close(). */
-void source_reader(struct source *s, struct reader_source *out);
+/*
+ * The same for a scan, valid until source_close(). Of a remote-only version,
+ * short reads (4 KiB at most) are fetched alone and unchecked: a scan of a zip
+ * makes one before each of its files, all over it. What is read in longer
+ * pieces is checked, and so is every byte of a tensor.
+ */
+void source_scanner(struct source *s, struct reader_source *out);
 
 #endif

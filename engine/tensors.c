@@ -288,12 +288,12 @@ static int take_name(void *arg, uint64_t parent, const char *name)
 	return 1;
 }
 
-static int sniff(struct source *s, const char *name)
+/* Cheap, for the many that are something else. */
+static int sniff(const struct reader_source *s, const char *name)
 {
 	uint8_t head[READER_HEAD_LEN];
-	uint64_t size = source_size(s);
-	size_t len = size < sizeof(head) ? (size_t)size : sizeof(head);
-	int r = source_peek(s, head, len, 0);
+	size_t len = s->size < sizeof(head) ? (size_t)s->size : sizeof(head);
+	int r = s->read(s->arg, head, len, 0);
 
 	if (r < 0)
 		return r;
@@ -305,11 +305,12 @@ static int scan_source(struct source *s, const char *name,
 {
 	CLEANUP(tensor_table_freep) struct tensor_table *table = NULL;
 	struct reader_source reader;
-	int r = sniff(s, name);
+	int r;
 
+	source_scanner(s, &reader);
+	r = sniff(&reader, name);
 	if (r < 0)
 		return r;
-	source_reader(s, &reader);
 	r = tensor_table_scan(&reader, name, &table);
 	if (r == -E2BIG || (!r && !tensor_table_count(table)))
 		return -ENOMSG;
@@ -485,10 +486,13 @@ static int make(struct engine *e, uint64_t ino, uint64_t version,
 	return 0;
 }
 
-static int current_version(struct engine *e, uint64_t ino, uint64_t *version)
+int tensors_current(struct engine *e, uint64_t ino, uint64_t *version)
 {
 	struct inode_rec rec;
-	int r = view_inode(meta_accepted(e->meta), ino, &rec);
+	int r;
+
+	settle(e); /* what was closed is a version */
+	r = view_inode(meta_accepted(e->meta), ino, &rec);
 
 	if (r < 0)
 		return r == -ENOENT ? -ESTALE : r;
@@ -499,7 +503,7 @@ static int current_version(struct engine *e, uint64_t ino, uint64_t *version)
 int tensors_open(struct engine *e, uint64_t ino, uint64_t version,
 		 struct tensors **out)
 {
-	int r = version ? 0 : current_version(e, ino, &version);
+	int r = version ? 0 : tensors_current(e, ino, &version);
 	struct tensors *t;
 
 	if (r < 0)
@@ -529,7 +533,7 @@ int tensors_any(struct engine *e, uint64_t ino, bool *out)
 	struct tensors *t = NULL;
 	uint64_t version;
 	size_t len;
-	int r = current_version(e, ino, &version);
+	int r = tensors_current(e, ino, &version);
 
 	if (!r && !meta_tensors(e->meta, version, &record, &len)) {
 		*out = true;

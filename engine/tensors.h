@@ -34,6 +34,10 @@ MUST_CHECK int tensors_open(struct engine *e, uint64_t ino, uint64_t version,
 /* NULL is fine. */
 void tensors_put(struct tensors *t);
 
+/* The version that regular file ino has now, what was closed included.
+ * -ENOMSG: none, or an empty one; -ESTALE */
+MUST_CHECK int tensors_current(struct engine *e, uint64_t ino,
+			       uint64_t *version);
 /* Are there any? Cheaper than tensors_open() where that is known. */
 MUST_CHECK int tensors_any(struct engine *e, uint64_t ino, bool *out);
 

@@ -156,12 +156,12 @@ static int open_record(struct tensor_handle *h)
 /* A node of an older version is found no more by who opens it now. */
 static int check_current(struct fs *fs, const struct tensor_node *n)
 {
-	struct inode_rec rec;
-	int err = view_inode(fs->view, n->ino, &rec);
+	uint64_t version;
+	int err = tensors_current(fs->engine, n->ino, &version);
 
 	if (err)
-		return err == -ENOENT ? -ESTALE : err;
-	return rec.version == n->version ? 0 : -ESTALE;
+		return err == -ENOMSG ? -ESTALE : err;
+	return version == n->version ? 0 : -ESTALE;
 }
 
 static int open_node(fuse_req_t req, uint64_t ino, struct tensor_handle **out,
