@@ -17,6 +17,7 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define CHECK(cond)                                                            \
@@ -52,6 +53,21 @@
 				__FILE__, __LINE__, check_a, check_b);  \
 			exit(1);                                        \
 		}                                                       \
+	} while (0)
+
+__attribute__((unused)) static void short_wait(void)
+{
+	struct timespec t = { 0, 2000000 };
+
+	nanosleep(&t, NULL);
+}
+
+/* Waits for a condition, at most about 20 s. */
+#define CHECK_SOON(cond)                                      \
+	do {                                                  \
+		for (int i_ = 0; i_ < 10000 && !(cond); i_++) \
+			short_wait();                         \
+		CHECK(cond);                                  \
 	} while (0)
 
 #define SKIP(...)                                         \

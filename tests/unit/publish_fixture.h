@@ -171,19 +171,4 @@ __attribute__((unused)) static struct remote *attached(const char *dir)
 	return r;
 }
 
-__attribute__((unused)) static void short_wait(void)
-{
-	struct timespec t = { 0, 2000000 };
-
-	nanosleep(&t, NULL);
-}
-
-/* Waits for a condition, at most about 20 s. */
-#define CHECK_SOON(cond)                                      \
-	do {                                                  \
-		for (int i_ = 0; i_ < 10000 && !(cond); i_++) \
-			short_wait();                         \
-		CHECK(cond);                                  \
-	} while (0)
-
 #endif
