@@ -30,6 +30,7 @@
 #define CACHE_BYTES (UINT64_C(24) << 20)
 #define TENSOR_BYTES 256 /* about, in a table */
 #define IDLE_NS INT64_C(20000000000)
+#define BUSY_LOOK_NS INT64_C(50000000)
 #define FRESH_NS INT64_C(1000000000)
 #define NICE_LOWEST 15
 
@@ -52,7 +53,7 @@ struct offer {
 
 struct tensor_room {
 	struct mutex lock;
-	pthread_cond_t work, scanned;
+	pthread_cond_t work, stopped, scanned;
 	TAILQ_HEAD(tensor_cache, tensors) cache; /* least recently used first */
 	unsigned n_cached;
 	uint64_t cached_bytes;
@@ -71,6 +72,7 @@ int tensor_room_new(struct tensor_room **out)
 		return -ENOMEM;
 	mutex_init(&room->lock);
 	condition_init(&room->work);
+	condition_init(&room->stopped);
 	condition_init(&room->scanned);
 	TAILQ_INIT(&room->cache);
 	*out = room;
@@ -178,6 +180,7 @@ void tensor_room_free(struct tensor_room *room)
 		return;
 	trim(room, INT64_MAX);
 	pthread_cond_destroy(&room->work);
+	pthread_cond_destroy(&room->stopped);
 	pthread_cond_destroy(&room->scanned);
 	mutex_fini(&room->lock);
 	free(room);
@@ -567,18 +570,42 @@ void tensors_stop(struct engine *e)
 	mutex_lock(&e->tensors->lock);
 	e->tensors->stop = true;
 	pthread_cond_broadcast(&e->tensors->work);
+	pthread_cond_broadcast(&e->tensors->stopped);
 	mutex_unlock(&e->tensors->lock);
 }
 
-/* false: stop. offer->version 0: nothing came for a while. */
-static bool take_offer(struct tensor_room *room, struct offer *out)
+/* Is something on its way to NVMe? A thread that is put off while it holds a
+ * lock would hold up a save: scans wait until there is none. */
+static bool is_busy(struct engine *e)
 {
+	bool busy;
+
+	mutex_lock(&e->versions.lock);
+	busy = e->versions.n != 0;
+	mutex_unlock(&e->versions.lock);
+	return busy;
+}
+
+/* false: stop. offer->version 0: nothing came for a while. */
+static bool take_offer(struct engine *e, struct offer *out)
+{
+	struct tensor_room *room = e->tensors;
 	bool stop;
 
 	*out = (struct offer){ 0 };
 	mutex_lock(&room->lock);
 	if (!room->n_queued && !room->stop)
 		cond_wait_ns(&room->work, &room->lock, IDLE_NS);
+	while (room->n_queued && !room->stop) {
+		bool busy;
+
+		mutex_unlock(&room->lock);
+		busy = is_busy(e);
+		mutex_lock(&room->lock);
+		if (!busy)
+			break;
+		cond_wait_ns(&room->stopped, &room->lock, BUSY_LOOK_NS);
+	}
 	stop = room->stop;
 	if (room->n_queued && !stop) {
 		*out = room->queue[room->head];
@@ -608,7 +635,7 @@ void *tensors_main(void *arg)
 
 	/* Below the flushers. */
 	(void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE_LOWEST);
-	while (take_offer(e->tensors, &o)) {
+	while (take_offer(e, &o)) {
 		if (o.version) {
 			scan_ahead(e, &o);
 			continue;
