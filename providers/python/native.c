@@ -22,8 +22,6 @@
  * Threads: no call that may wait holds the GIL, and the engine's threads take
  * it only in serialise(), check and release, where they hold no lock.
  */
-#define Py_LIMITED_API 0x030b0000
-#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <errno.h>
@@ -31,6 +29,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "native.h"
 #include "providers/ckpt.h"
 #include "providers/composite.h"
 #include "providers/compiler.h"
@@ -805,5 +804,9 @@ PyMODINIT_FUNC PyInit__native(void);
 
 PyMODINIT_FUNC PyInit__native(void)
 {
-	return PyModule_Create(&module);
+	PyObject *native = PyModule_Create(&module);
+
+	if (native && native_read_add(native) < 0)
+		Py_CLEAR(native);
+	return native;
 }

@@ -23,6 +23,10 @@ tier; on any other filesystem through a bounded pool into the file.
 
 A file appears under its name when it is complete, never before; a checkpoint
 that failed, was cancelled, or whose process died leaves nothing of that name.
+
+Reading, of whatever framework saved it, without reading all of it:
+
+    ckptfs.open("/ckpt/step-100.pt")["model.0.weight"]
 """
 from __future__ import annotations
 
@@ -33,11 +37,12 @@ from typing import Any, Literal
 from ._capture import (CancelledError, Capture, CaptureError, ChangedError,
                        SlowDevice, Stats, close, configure, fence,
                        fence_before_step, start, wait)
+from ._read import Checkpoint, Info, open
 
 __version__ = "0.1.0"
 __all__ = ["CancelledError", "Capture", "CaptureError", "ChangedError",
-           "SlowDevice", "Stats", "close", "configure", "fence",
-           "fence_before_step", "save_async", "wait"]
+           "Checkpoint", "Info", "SlowDevice", "Stats", "close", "configure",
+           "fence", "fence_before_step", "open", "save_async", "wait"]
 
 _FORMATS = ("torch", "safetensors")
 
