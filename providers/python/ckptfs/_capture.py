@@ -214,6 +214,9 @@ class Capture:
         deadline = None if timeout is None else time.monotonic() + timeout
         self._mine()
         self._wait(number, deadline)
+        if number >= LEVELS["nvme"]:
+            with _lock:
+                _forget([self])
 
     @property
     def done(self) -> bool:
@@ -238,8 +241,9 @@ class Capture:
         if self._last:
             return self._last[0]
         s = _native.stats(self._handle)
-        return Stats(*s[:5], *map(_seconds, s[5:9]), s[9], bool(s[10]),
-                     bool(s[11]))
+        at = [_seconds(ns) for ns in s[5:9]]
+        return Stats(s[0], s[1], s[2], s[3], s[4], at[0], at[1], at[2], at[3],
+                     s[9], bool(s[10]), bool(s[11]))
 
     def cancel(self) -> None:
         """Give it up, if it is not complete: the file does not appear, and
@@ -338,6 +342,12 @@ def start(capture: Capture, part: tuple[Any, ...], watch: Watch | None) -> None:
         _all.add(capture)
 
 
+def _forget(captures: list[Capture]) -> None:
+    """Under _lock. wait() need not ask for these again."""
+    _kept[:] = [c for c in _kept if c not in captures]
+    _live[:] = [c for c in _live if c not in captures]
+
+
 def _is_complete(capture: Capture) -> bool:
     return bool(_native.stats(capture._handle)[8])
 
@@ -370,6 +380,8 @@ def fence() -> None:
         told = capture._told
         try:
             capture._wait(LEVELS["captured"], None)
+        except CancelledError:
+            pass  # who cancelled it knows
         except CaptureError as e:
             if not told:
                 failures.append((capture, e))
@@ -391,12 +403,15 @@ def wait(level: Level = "nvme", timeout: float | None = None) -> None:
     with _lock:
         captures = _kept + _live
     for capture in captures:
-        if not capture._told:
-            capture._wait(number, deadline)
+        try:
+            if not capture._told:
+                capture._wait(number, deadline)
+        except CancelledError:
+            pass
     with _lock:
         _prune()
         if number >= LEVELS["nvme"]:
-            _kept[:] = [c for c in _kept if c not in captures]
+            _forget(captures)
 
 
 def close() -> None:

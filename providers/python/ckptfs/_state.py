@@ -73,7 +73,7 @@ class Borrowed:
         except (RuntimeError, NotImplementedError):
             pass
 
-    def source(self, storage: torch.UntypedStorage, at: int, n: int,
+    def source(self, storage: Any, at: int, n: int,
                device: SlowDevice | None) -> Part:
         """The part for n bytes at address `at` of a storage."""
         self.kept.append(storage)
@@ -203,13 +203,13 @@ class _Pickler(pickle.Pickler):
         if kind is _Ref:
             return obj.pid
         if isinstance(obj, torch.storage.TypedStorage):
-            return self.storages.pid(
-                obj._untyped_storage, obj.dtype,
-                getattr(torch, obj._pickle_storage_type()))
+            name = obj._pickle_storage_type()  # type: ignore[no-untyped-call]
+            return self.storages.pid(obj._untyped_storage, obj.dtype,
+                                     getattr(torch, name))
         if torch.is_storage(obj):
-            return self.storages.pid(
-                obj, torch.uint8,
-                torch.serialization.normalize_storage_type(kind))
+            untyped: Any = obj
+            return self.storages.pid(untyped, torch.uint8,
+                                     torch.UntypedStorage)
         return None
 
     def reducer_override(self, obj: Any) -> Any:

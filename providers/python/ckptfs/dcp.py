@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.distributed.checkpoint on captures.
 
-    import torch.distributed.checkpoint as dcp
-    from ckptfs.dcp import Reader, Writer, save_async
+        from ckptfs.dcp import Reader, Writer, save_async
 
     dcp.save(state, storage_writer=Writer("/ckpt/step-100"))
     dcp.load(state, storage_reader=Reader("/ckpt/step-100"))
@@ -32,7 +31,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch._weights_only_unpickler import Unpickler
 from torch.distributed.checkpoint.filesystem import (FileSystemReader,
                                                      FileSystemWriter,
@@ -42,6 +40,7 @@ from torch.distributed.checkpoint.planner import (LoadItemType, LoadPlan,
                                                   LoadPlanner, ReadItem,
                                                   SavePlan, SavePlanner,
                                                   WriteItem, WriteItemType)
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.futures import Future
@@ -82,12 +81,14 @@ class _Shard:
     def _pickle(self) -> bytes:
         t = self.tensor
         where = torch.serialization.location_tag(t.untyped_storage())
+        more: tuple[Any, ...] = ()
         if t.dtype in _LEGACY:
             function: Any = torch._utils._rebuild_tensor_v2
-            kind, n, more = _LEGACY[t.dtype], t.numel(), ()
+            kind, n = _LEGACY[t.dtype], t.numel()
         else:
             function = torch._utils._rebuild_tensor_v3
-            kind, n, more = torch.UntypedStorage, t.nbytes, (t.dtype,)
+            kind, n = torch.UntypedStorage, t.nbytes
+            more = (t.dtype,)
         ref = _Ref(("storage", kind, "0", where, n))
         buffer = io.BytesIO()
         _Pickler(buffer, _Storages(self.borrowed, None)).dump(
@@ -175,7 +176,7 @@ class Writer(FileSystemWriter):
     @staticmethod
     def _part(item: WriteItem, planner: SavePlanner, borrowed: Borrowed,
               state: dict[str, torch.Tensor]) -> Part:
-        data = planner.resolve_data(item)
+        data: Any = planner.resolve_data(item)
         if item.type == WriteItemType.BYTE_IO:
             return ("bytes", data.getvalue())
         state[item.index.fqn] = data
@@ -283,8 +284,8 @@ def save_async(state_dict: dict[str, Any], path: str | os.PathLike[str], *,
                          "backend='gloo')")
     writer = Writer(path)
     writer._deferred = True
-    dcp.save(state_dict, storage_writer=writer, process_group=process_group,
-             no_dist=process_group is None)
+    save(state_dict, storage_writer=writer, process_group=process_group,
+         no_dist=process_group is None)
     return Pending(writer, level, process_group)
 
 
@@ -333,10 +334,11 @@ class _Mapped:
                                         info.length))
         with zipfile.ZipFile(file) as z:
             where = {i.filename.split("/", 1)[1]: i for i in z.infolist()}
-            unpickler = Unpickler(io.BytesIO(z.read(where["data.pkl"])))
+            unpickler: Any = Unpickler(io.BytesIO(z.read(where["data.pkl"])))
             unpickler.persistent_load = lambda pid: self._storage(
                 info.offset, where[f"data/{pid[2]}"], pid)
-            return unpickler.load()
+            tensor: torch.Tensor = unpickler.load()
+            return tensor
 
     def _storage(self, base: int, entry: zipfile.ZipInfo,
                  pid: tuple[Any, ...]) -> Any:
@@ -345,7 +347,8 @@ class _Mapped:
         at += 30 + int.from_bytes(head[:2], "little") + \
             int.from_bytes(head[2:], "little")
         dtype = torch.uint8 if pid[1] is torch.UntypedStorage else pid[1].dtype
-        return torch.storage.TypedStorage(
+        typed: Any = torch.storage.TypedStorage
+        return typed(
             wrap_storage=self.storage[at:at + entry.file_size], dtype=dtype,
             _internal=True)
 
