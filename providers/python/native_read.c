@@ -68,33 +68,38 @@ static void file_free(struct file *f)
 	free(f);
 }
 
+static int file_look(struct file *f, const char *path)
+{
+	struct stat st;
+
+	f->fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (f->fd < 0 || fstat(f->fd, &st))
+		return -errno;
+	if (!S_ISREG(st.st_mode))
+		return -EISDIR;
+	f->size = (uint64_t)st.st_size;
+	return 0;
+}
+
 static int file_open(const char *folder, const char *name, struct file **out)
 {
 	struct file *f = calloc(1, sizeof(*f));
-	struct stat st;
 	char *path = NULL;
-	int r = 0;
+	int r = -ENOMEM;
 
 	if (!f)
 		return -ENOMEM;
 	f->fd = -1;
 	f->name = strdup(name);
-	if (!f->name || asprintf(&path, "%s/%s", folder, name) < 0)
-		r = -ENOMEM;
-	if (!r)
-		f->fd = open(path, O_RDONLY | O_CLOEXEC);
-	free(path);
-	if (!r && (f->fd < 0 || fstat(f->fd, &st)))
-		r = -errno;
-	if (!r && !S_ISREG(st.st_mode))
-		r = -EISDIR;
-	if (r) {
-		file_free(f);
-		return r;
+	if (f->name && asprintf(&path, "%s/%s", folder, name) >= 0) {
+		r = file_look(f, path);
+		free(path);
 	}
-	f->size = (uint64_t)st.st_size;
-	*out = f;
-	return 0;
+	if (r)
+		file_free(f);
+	else
+		*out = f;
+	return r;
 }
 
 static struct file *file_find_locked(struct checkpoint *c, const char *name)
