@@ -182,6 +182,27 @@ def test_after_eviction(d, m):
     all_there(d / "a.pt", dict(want))
 
 
+def test_gguf_files(place):
+    """A quantised tensor is its bytes."""
+    import gguf
+    plain = numpy.arange(64, dtype="f4").reshape(2, 32)
+    packed = gguf.quantize(plain, gguf.GGMLQuantizationType.Q8_0)
+    writer = gguf.GGUFWriter(place / "a.gguf", "llama")
+    writer.add_tensor("plain", plain)
+    writer.add_tensor("packed", packed,
+                      raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for framework in ("numpy", "torch"):
+        got = ckptfs.open(place / "a.gguf", framework=framework)
+        assert got.format == "gguf"
+        assert (numpy.asarray(got["plain"]) == plain).all()
+        assert numpy.asarray(got["packed"]).tobytes() == packed.tobytes()
+        assert got.info("packed").stored_as == "Q8_0"
+
+
 def test_what_is_none(place):
     (place / "text.pt").write_text("no checkpoint")
     with zipfile.ZipFile(place / "other.zip", "w") as z:
