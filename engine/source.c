@@ -37,6 +37,7 @@ struct place {
 struct source {
 	struct engine *e;
 	uint64_t ino, version, size;
+	bool remote; /* it may be asked */
 	struct mutex lock;
 	struct place *place; /* guarded by lock */
 };
@@ -162,7 +163,7 @@ static int find_place(struct source *s, struct place **out)
 	p->fd = -1;
 	p->refs = 1;
 	r = find_local(s, p);
-	if (r == -EAGAIN)
+	if (r == -EAGAIN && s->remote)
 		r = find_remote(s, p);
 	if (r == -EBUSY)
 		r = -EAGAIN;
@@ -174,7 +175,7 @@ static int find_place(struct source *s, struct place **out)
 	return 0;
 }
 
-int source_open(struct engine *e, uint64_t ino, uint64_t version,
+int source_open(struct engine *e, uint64_t ino, uint64_t version, bool remote,
 		struct source **out)
 {
 	struct version_rec rec;
@@ -190,6 +191,7 @@ int source_open(struct engine *e, uint64_t ino, uint64_t version,
 	s->ino = ino;
 	s->version = version;
 	s->size = rec.size;
+	s->remote = remote;
 	mutex_init(&s->lock);
 	r = find_place(s, &s->place);
 	if (r < 0) {
@@ -231,6 +233,16 @@ static void place_put(struct source *s, struct place *p)
 	mutex_unlock(&s->lock);
 	if (last)
 		place_free(s->e, p);
+}
+
+bool source_is_remote(struct source *s)
+{
+	bool yes;
+
+	mutex_lock(&s->lock);
+	yes = s->place->ranges != NULL;
+	mutex_unlock(&s->lock);
+	return yes;
 }
 
 /* What p holds is another version's now. */

@@ -19,15 +19,17 @@ struct engine;
 struct source;
 
 /*
- * version: of ino, now or once. Blocks while a remote is asked.
+ * version: of ino, now or once. Blocks while a remote is asked, if it may be.
  *
  *   -ESTALE  it is gone
  *   -EAGAIN  it is not to be had now: its file is being written, and its own
- *            copy is not made yet
+ *            copy is not made yet; or the remote must not be asked
  *   -EIO …   as a fetch
  */
 MUST_CHECK int source_open(struct engine *e, uint64_t ino, uint64_t version,
-			   struct source **out);
+			   bool remote, struct source **out);
+/* Was it found on the remote only? */
+bool source_is_remote(struct source *s);
 /* NULL is fine. */
 void source_close(struct source *s);
 

@@ -223,7 +223,7 @@ static int begin(struct member *m, struct source **out)
 	mutex_unlock(&set->lock);
 	if (*out)
 		return 0;
-	r = source_open(set->e, m->pin.ino, m->pin.version, &opened);
+	r = source_open(set->e, m->pin.ino, m->pin.version, true, &opened);
 	mutex_lock(&set->lock);
 	if (!r && !m->source) {
 		m->source = MOVE(opened);

@@ -58,7 +58,7 @@ struct tensor_room {
 	unsigned n_cached;
 	uint64_t cached_bytes;
 	uint64_t opaque[N_OPAQUE]; /* versions, where their hash says */
-	unsigned n_scans;
+	unsigned n_scans[2];       /* local, remote */
 	struct offer queue[N_QUEUE];
 	unsigned head, n_queued;
 	bool stop;
@@ -333,25 +333,6 @@ static void keep_record(struct engine *e, uint64_t version,
 	(void)!meta_put_tensors(e->meta, version, record, len);
 }
 
-static int scan(struct engine *e, uint64_t ino, uint64_t version,
-		struct tensor_table **out)
-{
-	char name[META_NAME_MAX + 1] = "";
-	struct source *s;
-	int r = source_open(e, ino, version, &s);
-
-	if (r < 0)
-		return r;
-	(void)!view_names(meta_accepted(e->meta), ino, take_name, name);
-	r = scan_source(s, name, out);
-	source_close(s);
-	if (r == -ENOMSG)
-		set_opaque(e->tensors, version);
-	if (!r)
-		keep_record(e, version, *out);
-	return r;
-}
-
 static int from_record(struct engine *e, uint64_t version,
 		       struct tensor_table **out)
 {
@@ -360,6 +341,62 @@ static int from_record(struct engine *e, uint64_t version,
 	int r = meta_tensors(e->meta, version, &record, &len);
 
 	return r < 0 ? r : tensor_table_decode(record, len, out);
+}
+
+/* Those of a remote that hangs hold up no others. */
+static void scan_begin(struct tensor_room *room, bool remote)
+{
+	mutex_lock(&room->lock);
+	while (room->n_scans[remote] >= N_SCANS)
+		pthread_cond_wait(&room->scanned, &room->lock.m);
+	room->n_scans[remote]++;
+	mutex_unlock(&room->lock);
+}
+
+static void scan_end(struct tensor_room *room, bool remote)
+{
+	mutex_lock(&room->lock);
+	room->n_scans[remote]--;
+	pthread_cond_broadcast(&room->scanned);
+	mutex_unlock(&room->lock);
+}
+
+static int scan_in_turn(struct engine *e, uint64_t ino, uint64_t version,
+			struct source *s, struct tensor_table **out)
+{
+	bool remote = source_is_remote(s);
+	char name[META_NAME_MAX + 1] = "";
+	int r;
+
+	(void)!view_names(meta_accepted(e->meta), ino, take_name, name);
+	scan_begin(e->tensors, remote);
+	/* Somebody else's scan may be what we waited for. */
+	if (is_opaque(e->tensors, version))
+		r = -ENOMSG;
+	else if (from_record(e, version, out))
+		r = scan_source(s, name, out);
+	else
+		r = 1;
+	scan_end(e->tensors, remote);
+	return r;
+}
+
+/* remote: it may be asked. */
+static int scan(struct engine *e, uint64_t ino, uint64_t version, bool remote,
+		struct tensor_table **out)
+{
+	struct source *s;
+	int r = source_open(e, ino, version, remote, &s);
+
+	if (r < 0)
+		return r;
+	r = scan_in_turn(e, ino, version, s, out);
+	source_close(s);
+	if (r == -ENOMSG)
+		set_opaque(e->tensors, version);
+	if (!r)
+		keep_record(e, version, *out);
+	return r < 0 ? r : 0;
 }
 
 /* ---- sharded checkpoints ---------------------------------------------- */
@@ -446,23 +483,6 @@ static int complete(struct tensors *t, struct tensor_table *table)
 
 /* ---- asking ----------------------------------------------------------- */
 
-static void scan_begin(struct tensor_room *room)
-{
-	mutex_lock(&room->lock);
-	while (room->n_scans >= N_SCANS)
-		pthread_cond_wait(&room->scanned, &room->lock.m);
-	room->n_scans++;
-	mutex_unlock(&room->lock);
-}
-
-static void scan_end(struct tensor_room *room)
-{
-	mutex_lock(&room->lock);
-	room->n_scans--;
-	pthread_cond_broadcast(&room->scanned);
-	mutex_unlock(&room->lock);
-}
-
 static int make(struct engine *e, uint64_t ino, uint64_t version,
 		struct tensors **out)
 {
@@ -477,7 +497,7 @@ static int make(struct engine *e, uint64_t ino, uint64_t version,
 	};
 	r = from_record(e, version, &table);
 	if (r < 0) /* whatever is wrong with it */
-		r = scan(e, ino, version, &table);
+		r = scan(e, ino, version, true, &table);
 	if (!r)
 		r = complete(t, table);
 	if (r < 0) {
@@ -514,17 +534,8 @@ int tensors_open(struct engine *e, uint64_t ino, uint64_t version,
 	if (is_opaque(e->tensors, version))
 		return -ENOMSG;
 	t = cached(e->tensors, version);
-	if (!t) {
-		scan_begin(e->tensors);
-		/* Somebody else's scan may be what we waited for. */
-		if (is_opaque(e->tensors, version))
-			r = -ENOMSG;
-		else
-			t = cached(e->tensors, version);
-		if (!r && !t)
-			r = make(e, ino, version, &t);
-		scan_end(e->tensors);
-	}
+	if (!t)
+		r = make(e, ino, version, &t);
 	if (!r)
 		*out = t;
 	return r;
@@ -532,13 +543,11 @@ int tensors_open(struct engine *e, uint64_t ino, uint64_t version,
 
 int tensors_any(struct engine *e, uint64_t ino, bool *out)
 {
-	CLEANUP(free_p) void *record = NULL;
 	struct tensors *t = NULL;
 	uint64_t version;
-	size_t len;
 	int r = tensors_current(e, ino, &version);
 
-	if (!r && !meta_tensors(e->meta, version, &record, &len)) {
+	if (!r && !meta_tensors(e->meta, version, NULL, NULL)) {
 		*out = true;
 		return 0;
 	}
@@ -622,10 +631,8 @@ static void scan_ahead(struct engine *e, const struct offer *o)
 
 	if (is_opaque(e->tensors, o->version))
 		return;
-	scan_begin(e->tensors);
-	if (!scan(e, o->ino, o->version, &table))
+	if (!scan(e, o->ino, o->version, false, &table))
 		tensor_table_free(table);
-	scan_end(e->tensors);
 }
 
 void *tensors_main(void *arg)

@@ -66,7 +66,11 @@ static int list_file(struct listing *l, const struct tensor_table *table,
 	size_t n = tensor_table_count(table);
 
 	for (size_t i = after - 2; i < n; i++) {
-		tensor_file_name(tensor_table_at(table, i)->name, name);
+		const struct tensor *t = tensor_table_at(table, i);
+
+		if (!tensor_is_shown(t))
+			continue;
+		tensor_file_name(t->name, name);
 		if (add(l, name, INO_UNKNOWN, S_IFREG, (off_t)(i + 3)))
 			break;
 	}

@@ -120,8 +120,8 @@ static bool unescape(const char *file, size_t len, char *out)
 	return true;
 }
 
-const struct tensor *tensor_of_file_name(const struct tensor_table *table,
-					 const char *file)
+static const struct tensor *find(const struct tensor_table *table,
+				 const char *file)
 {
 	char name[META_NAME_MAX + 1];
 	size_t len = strlen(file);
@@ -134,4 +134,17 @@ const struct tensor *tensor_of_file_name(const struct tensor_table *table,
 		return find_cut(table, file);
 	return unescape(file, len, name) ? tensor_table_find(table, name)
 					 : NULL;
+}
+
+bool tensor_is_shown(const struct tensor *t)
+{
+	return t->type != TENSOR_UNKNOWN;
+}
+
+const struct tensor *tensor_of_file_name(const struct tensor_table *table,
+					 const char *file)
+{
+	const struct tensor *t = find(table, file);
+
+	return t && tensor_is_shown(t) ? t : NULL;
 }

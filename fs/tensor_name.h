@@ -19,7 +19,9 @@
 
 /* The file name of a tensor. */
 void tensor_file_name(const char *name, char out[META_NAME_MAX + 1]);
-/* The tensor of that file name; NULL: none. */
+/* Is it known what it is? (A shard may be missing.) */
+bool tensor_is_shown(const struct tensor *t);
+/* The tensor of that file name; NULL: none, or none that is shown. */
 const struct tensor *tensor_of_file_name(const struct tensor_table *table,
 					 const char *file);
 

@@ -331,7 +331,8 @@ MUST_CHECK int meta_del_copy(struct meta *m, uint64_t version,
  */
 MUST_CHECK int meta_put_tensors(struct meta *m, uint64_t version,
 				const void *record, size_t len);
-/* *out is malloc'ed, *len its length. -ENOENT: none is kept. */
+/* *out is malloc'ed, *len its length; both NULL: only ask. -ENOENT: none is
+ * kept. */
 MUST_CHECK int meta_tensors(const struct meta *m, uint64_t version, void **out,
 			    size_t *len);
 

@@ -117,6 +117,8 @@ int meta_tensors(const struct meta *m, uint64_t version, void **out,
 	if (!m->any_tensor)
 		return -ENOENT;
 	key_number(&key, version);
+	if (!out)
+		return store_has(accepted(m), NULL, CF_TENSOR, key_slice(&key));
 	err = store_get(accepted(m), NULL, CF_TENSOR, key_slice(&key),
 			got_record, &s);
 	if (err)
