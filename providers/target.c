@@ -28,6 +28,22 @@
 #define TELL_LEN (UINT64_C(4) << 20) /* a chunk of the mount */
 #define TEMP_MARK ".ckpt-"
 
+/* It is opened again by whoever waits, from wherever the process is then. */
+static char *absolute_dir(const char *path, const char *slash)
+{
+	CLEANUP(free_p) char *cwd = NULL;
+	char *dir;
+
+	if (path[0] == '/')
+		return slash == path ? strdup("/")
+				     : strndup(path, (size_t)(slash - path));
+	cwd = getcwd(NULL, 0);
+	if (!cwd || asprintf(&dir, "%s/%.*s", cwd,
+			     slash ? (int)(slash - path) : 0, path) < 0)
+		return NULL;
+	return dir;
+}
+
 int target_init(struct target *t, const char *path)
 {
 	const char *slash = strrchr(path, '/');
@@ -39,11 +55,7 @@ int target_init(struct target *t, const char *path)
 	if (strlen(name) > 200)
 		return -ENAMETOOLONG; /* the temporary one is longer */
 	t->name = strdup(name);
-	if (!slash)
-		t->dir = strdup(".");
-	else
-		t->dir = slash == path ? strdup("/")
-				       : strndup(path, (size_t)(slash - path));
+	t->dir = absolute_dir(path, slash);
 	pthread_mutex_init(&t->lock, NULL);
 	return t->name && t->dir ? 0 : -ENOMEM;
 }
@@ -277,6 +289,10 @@ int target_commit(struct target *t, uint64_t len)
 	t->fd = -1;
 	if (r == 0 && renameat(t->dir_fd, t->temp, t->dir_fd, t->name))
 		r = -errno;
+	if (r == 0) {
+		close_p(&t->dir_fd);
+		t->dir_fd = -1;
+	}
 	return r;
 }
 
@@ -289,16 +305,14 @@ void target_abort(struct target *t)
 	t->fd = -1;
 }
 
-static int ask_mount(struct target *t, enum ckpt_level level)
+static int ask_mount(struct target *t, int dir_fd, enum ckpt_level level)
 {
 	struct ckpt_reached ask = { .ino = t->ino, .level = level };
 
 	pthread_mutex_lock(&t->lock);
 	ask.seq = t->reached_seq;
 	pthread_mutex_unlock(&t->lock);
-	if (level == CKPT_REMOTE && !t->has_remote)
-		return -EOPNOTSUPP;
-	if (ioctl(t->dir_fd, CKPT_IOC_REACHED, &ask))
+	if (ioctl(dir_fd, CKPT_IOC_REACHED, &ask))
 		return -errno;
 	pthread_mutex_lock(&t->lock);
 	t->reached_seq = ask.seq;
@@ -308,21 +322,26 @@ static int ask_mount(struct target *t, enum ckpt_level level)
 	return ask.err ? ask.err : ask.reached != 0;
 }
 
-static int sync_here(const struct target *t)
+static int sync_here(const struct target *t, int dir_fd)
 {
 	CLEANUP(close_p)
-	int fd = openat(t->dir_fd, t->name, O_RDONLY | O_CLOEXEC);
+	int fd = openat(dir_fd, t->name, O_RDONLY | O_CLOEXEC);
 
-	if (fd < 0)
-		return -errno;
-	if (fsync(fd) || fsync(t->dir_fd))
+	if (fd < 0 || fsync(fd) || fsync(dir_fd))
 		return -errno;
 	return 1;
 }
 
+/* The directory is not held open meanwhile: it would keep the mount busy. */
 int target_reached(struct target *t, enum ckpt_level level)
 {
-	if (t->on_ckptfs)
-		return ask_mount(t, level);
-	return level == CKPT_NVME ? sync_here(t) : -EOPNOTSUPP;
+	CLEANUP(close_p) int dir_fd = -1;
+
+	if (level == CKPT_REMOTE && !t->has_remote)
+		return -EOPNOTSUPP;
+	dir_fd = open(t->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir_fd < 0)
+		return -errno;
+	return t->on_ckptfs ? ask_mount(t, dir_fd, level)
+			    : sync_here(t, dir_fd);
 }
