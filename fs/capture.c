@@ -141,16 +141,16 @@ struct question {
 	struct ckpt_reached msg;
 };
 
+/* Of one that was replaced or removed meanwhile: when that has got so far. */
 static int file_seq(struct fs *fs, uint64_t ino, uint64_t *seq)
 {
+	uint64_t newest = engine_seal_all(fs->engine);
 	struct tree_state tree;
-	int err;
+	int err = engine_tree_state(fs->engine, ino, &tree);
 
-	(void)engine_seal_all(fs->engine);
-	err = engine_tree_state(fs->engine, ino, &tree);
-	if (!err)
-		*seq = tree.seq;
-	return err;
+	if (!err || err == -ENOENT)
+		*seq = err ? newest : tree.seq;
+	return err == -ENOENT ? 0 : err;
 }
 
 static int ask(struct question *q)

@@ -327,7 +327,10 @@ static int sync_here(const struct target *t, int dir_fd)
 	CLEANUP(close_p)
 	int fd = openat(dir_fd, t->name, O_RDONLY | O_CLOEXEC);
 
-	if (fd < 0 || fsync(fd) || fsync(dir_fd))
+	/* Removed meanwhile: then that is what must last. */
+	if (fd < 0 && errno != ENOENT)
+		return -errno;
+	if ((fd >= 0 && fsync(fd)) || fsync(dir_fd))
 		return -errno;
 	return 1;
 }

@@ -227,6 +227,23 @@ def test_no_room_at_all(fresh):
     assert read(m.path / "a") == b"older"
 
 
+def test_waiting_for_what_was_replaced(fresh):
+    m = fresh(dram="128M")
+    with Engine() as e:
+        caps = []
+        for i in range(3):
+            caps.append(e.begin(m.path / "latest"))
+            caps[-1].add_memory(memory(b"%d" % i))
+            caps[-1].submit()
+            caps[-1].wait("dram")
+        os.unlink(m.path / "latest")
+        for cap in caps:
+            cap.wait("nvme")
+            cap.free()
+    m.lose_dram()
+    assert os.listdir(m.path) == []
+
+
 def test_remote_where_there_is_none(fresh):
     m = fresh()
     with Engine() as e:
