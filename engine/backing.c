@@ -3,7 +3,9 @@
  * Backing files: who holds each, what it costs the reserve, and which DRAM
  * copies may go when room is wanted. A file lives as long as somebody refers
  * to it; after that a DRAM file whose version has a synced copy elsewhere
- * stays as a cache, oldest first to go, and every other one is deleted.
+ * stays as a cache, oldest first to go, and every other one is deleted: small
+ * ones on DRAM many at a time, by the follower, as an unlink would wait for
+ * that as long as for its commit.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -13,10 +15,14 @@
 #include "engine/core.h"
 #include "metadata/log_message.h"
 
+/* Larger ones are deleted at once: their room is missed. */
+#define TIDY_MAX (UINT64_C(1) << 20)
+
 void backings_init(struct backings *bs)
 {
 	mutex_init(&bs->lock);
 	TAILQ_INIT(&bs->lru);
+	TAILQ_INIT(&bs->unwanted);
 	for (unsigned i = 0; i < N_BUCKETS; i++) {
 		LIST_INIT(&bs->by_id[i]);
 		LIST_INIT(&bs->by_version[i]);
@@ -32,6 +38,10 @@ void backings_fini(struct backings *bs)
 			LIST_REMOVE(b, by_id);
 			free(b);
 		}
+	while ((b = TAILQ_FIRST(&bs->unwanted))) {
+		TAILQ_REMOVE(&bs->unwanted, b, lru);
+		free(b);
+	}
 	mutex_fini(&bs->lock);
 }
 
@@ -178,7 +188,8 @@ static void destroy(struct engine *e, struct backing *b)
 	free(b);
 }
 
-/* With no reference left: true if it is out of the tables now. */
+/* With no reference left: true if it is out of the tables now and the
+ * caller's to destroy. */
 static bool settle_unused_locked(struct backings *bs, struct backing *b)
 {
 	if (b->where == BACKING_DRAM && b->recorded && b->version) {
@@ -188,7 +199,30 @@ static bool settle_unused_locked(struct backings *bs, struct backing *b)
 		return false;
 	}
 	remove_locked(bs, b);
+	if (b->where == BACKING_DRAM && b->charged <= TIDY_MAX) {
+		TAILQ_INSERT_TAIL(&bs->unwanted, b, lru);
+		return false;
+	}
 	return true;
+}
+
+bool backings_tidy(struct engine *e)
+{
+	struct backings *bs = &e->backings;
+	struct backing *b;
+	bool any = false;
+
+	do {
+		mutex_lock(&bs->lock);
+		b = TAILQ_FIRST(&bs->unwanted);
+		if (b)
+			TAILQ_REMOVE(&bs->unwanted, b, lru);
+		mutex_unlock(&bs->lock);
+		if (b)
+			destroy(e, b);
+		any |= b != NULL;
+	} while (b);
+	return any;
 }
 
 void backing_put(struct engine *e, struct backing *b)
@@ -342,7 +376,7 @@ static int take_evicting(struct engine *e, uint64_t len, reserve_how *take)
 	for (int tries = 0; tries < 8; tries++) {
 		if (!take(e->reserve, len))
 			return 0;
-		if (dram_evict(e, len))
+		if (!backings_tidy(e) && dram_evict(e, len))
 			break;
 	}
 	return take(e->reserve, len);

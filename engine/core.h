@@ -42,7 +42,7 @@ static inline unsigned bucket_of(uint64_t id)
  */
 struct backing {
 	LIST_ENTRY(backing) by_id, by_version;
-	TAILQ_ENTRY(backing) lru; /* evictable: cached, refs 0 */
+	TAILQ_ENTRY(backing) lru; /* evictable: cached, refs 0; or unwanted */
 	uint64_t id;              /* immutable */
 	enum backing_where where; /* immutable */
 	uint64_t version;         /* whose content it is; 0: unsealed content */
@@ -60,7 +60,8 @@ LIST_HEAD(backing_list, backing);
 struct backings {
 	struct mutex lock;
 	struct backing_list by_id[N_BUCKETS], by_version[N_BUCKETS];
-	TAILQ_HEAD(, backing) lru;
+	TAILQ_HEAD(backing_queue, backing) lru;
+	struct backing_queue unwanted; /* out of the tables, to be deleted */
 	uint64_t n_evicted;
 };
 
@@ -303,6 +304,8 @@ void backing_recorded(struct engine *e, uint64_t version, uint64_t file);
 void backing_version_gone(struct engine *e, uint64_t version);
 /* What it held at `turns` it still holds, or held until it was closed. */
 uint64_t backing_turns(struct engine *e, struct backing *b);
+/* Deletes the small files that nobody needs any more; false: there are none. */
+bool backings_tidy(struct engine *e);
 void backing_set_charge(struct engine *e, struct backing *b, uint64_t bytes);
 /* As charged already; the promise sinks by what `bytes` is more than that. */
 void backing_take_promised(struct engine *e, struct backing *b, uint64_t bytes);

@@ -743,6 +743,7 @@ void engine_stop(struct engine *e, int timeout_s)
 	mark_all_written(e);
 	r = engine_drain(e, LEVEL_NVME, timeout_s < 0 ? -1 : timeout_s * 1000);
 	stop_threads(e); /* they kick the publisher */
+	backings_tidy(e);
 	publish_stop(e->publisher);
 	e->publisher = NULL;
 	follow_fail_waiters(e, -ESHUTDOWN);

@@ -52,20 +52,25 @@ int nvme_has_room(struct engine *e, uint64_t want)
 	return e->nvme_avail > want ? 0 : -ENOSPC;
 }
 
+static uint64_t dram_free(struct engine *e)
+{
+	struct reserve_state rs;
+
+	reserve_state(e->reserve, &rs);
+	rs.charged += rs.promised;
+	return rs.limit > rs.charged ? rs.limit - rs.charged : 0;
+}
+
 /* Is DRAM amply free for a file of which only `want` bytes are known? */
 static bool dram_is_ample(struct engine *e, uint64_t want)
 {
-	struct reserve_state rs;
-	uint64_t ample = e->config.dram / 8, free_len;
+	uint64_t ample = e->config.dram / 8, free_len = dram_free(e);
 
 	if (want > ample)
 		ample = want;
-	reserve_state(e->reserve, &rs);
-	rs.charged += rs.promised;
-	free_len = rs.limit > rs.charged ? rs.limit - rs.charged : 0;
-	if (free_len >= ample)
-		return true;
-	return dram_evict(e, ample - free_len) == 0;
+	if (free_len < ample && backings_tidy(e))
+		free_len = dram_free(e);
+	return free_len >= ample || dram_evict(e, ample - free_len) == 0;
 }
 
 int choose_backing(struct engine *e, uint64_t want, struct backing **out,

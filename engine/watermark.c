@@ -194,6 +194,7 @@ static void bury_the_dead(struct engine *e)
 	uint64_t versions[256];
 	size_t n;
 
+	backings_tidy(e);
 	while ((n = take_dead(e, versions, 256)))
 		delete_copies(e, versions, n);
 }
