@@ -94,7 +94,7 @@ static void get_locked(struct backings *bs, struct backing *b)
 }
 
 int backing_create(struct engine *e, enum backing_where where, uint64_t charge,
-		   struct backing **out, int *fd)
+		   int flags, struct backing **out, int *fd)
 {
 	struct tier *t = backing_tier(e, where);
 	struct backings *bs = &e->backings;
@@ -107,7 +107,7 @@ int backing_create(struct engine *e, enum backing_where where, uint64_t charge,
 	b->where = where;
 	b->charged = charge;
 	b->refs = 1;
-	r = t->ops->create(t, b->id, fd);
+	r = t->ops->create(t, b->id, flags, fd);
 	if (r < 0) {
 		free(b);
 		return r;

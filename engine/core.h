@@ -285,7 +285,8 @@ struct tier *backing_tier(struct engine *e, enum backing_where where);
 /* Makes the file, registers it with one reference. charge: DRAM bytes, which
  * were taken from the reserve before. */
 MUST_CHECK int backing_create(struct engine *e, enum backing_where where,
-			      uint64_t charge, struct backing **out, int *fd);
+			      uint64_t charge, int flags, struct backing **out,
+			      int *fd);
 /* One for a file that is there; found or made, with a reference. */
 struct backing *backing_adopt(struct engine *e, uint64_t id,
 			      enum backing_where where, uint64_t version,
@@ -409,11 +410,8 @@ void inode_set_times_locked(struct inode *in, const struct timespec ts[2])
 	MUST_HOLD(in->lock);
 
 /* open.c */
-MUST_CHECK int choose_backing(struct engine *e, uint64_t want,
+MUST_CHECK int choose_backing(struct engine *e, uint64_t want, int flags,
 			      struct backing **out, int *fd);
-/* For a file that will be len bytes long: promised to it in DRAM, or spilled. */
-MUST_CHECK int choose_expected(struct engine *e, uint64_t len,
-			       struct backing **out, int *fd);
 MUST_CHECK int nvme_has_room(struct engine *e, uint64_t want);
 void inode_begin_write_locked(struct engine *e, struct inode *in)
 	MUST_HOLD(in->lock);

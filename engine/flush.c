@@ -307,7 +307,7 @@ static int dst_open(struct flush *f)
 	if (rc == -ENOENT) {
 		CLEANUP(close_p) int fresh = -1;
 
-		rc = ops->create(job->dst, job->dst_id, &fresh);
+		rc = ops->create(job->dst, job->dst_id, O_RDONLY, &fresh);
 		if (!rc || rc == -EEXIST) /* the lease was faster */
 			rc = ops->open(job->dst, job->dst_id, O_RDWR | O_DIRECT,
 				       &f->fd);

@@ -87,7 +87,7 @@ static int extend_nvme(struct engine *e, struct inode *in, uint64_t upto)
 		return r;
 	r = t->ops->open(t, id, O_RDWR, &fd);
 	if (r == -ENOENT)
-		r = t->ops->create(t, id, &fd);
+		r = t->ops->create(t, id, O_RDWR, &fd);
 	if (r == -EEXIST) /* the streamer was faster */
 		r = t->ops->open(t, id, O_RDWR, &fd);
 	if (r < 0)

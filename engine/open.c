@@ -73,14 +73,14 @@ static bool dram_is_ample(struct engine *e, uint64_t want)
 	return free_len >= ample || dram_evict(e, ample - free_len) == 0;
 }
 
-int choose_backing(struct engine *e, uint64_t want, struct backing **out,
-		   int *fd)
+int choose_backing(struct engine *e, uint64_t want, int flags,
+		   struct backing **out, int *fd)
 {
 	uint64_t charge = want > CHARGE_FIRST ? want : CHARGE_FIRST;
 	int r;
 
 	if (dram_is_ample(e, want) && dram_take(e, charge) == 0) {
-		r = backing_create(e, BACKING_DRAM, charge, out, fd);
+		r = backing_create(e, BACKING_DRAM, charge, flags, out, fd);
 		if (r == 0)
 			return 0;
 		reserve_give(e->reserve, charge);
@@ -88,16 +88,18 @@ int choose_backing(struct engine *e, uint64_t want, struct backing **out,
 			return r;
 	}
 	e->n_spilled++;
-	return backing_create(e, BACKING_NVME, 0, out, fd);
+	return backing_create(e, BACKING_NVME, 0, flags, out, fd);
 }
 
-int choose_expected(struct engine *e, uint64_t len, struct backing **out,
-		    int *fd)
+/* For a file that will be `len` bytes long: promised to it in DRAM, or
+ * spilled. */
+static int choose_expected(struct engine *e, uint64_t len, int flags,
+			   struct backing **out, int *fd)
 {
 	int r;
 
 	if (dram_is_ample(e, len) && dram_promise(e, len) == 0) {
-		r = backing_create(e, BACKING_DRAM, 0, out, fd);
+		r = backing_create(e, BACKING_DRAM, 0, flags, out, fd);
 		if (r == 0) {
 			(*out)->promised = len; /* nobody else has it yet */
 			return 0;
@@ -107,7 +109,7 @@ int choose_expected(struct engine *e, uint64_t len, struct backing **out,
 			return r;
 	}
 	e->n_spilled++;
-	return backing_create(e, BACKING_NVME, 0, out, fd);
+	return backing_create(e, BACKING_NVME, 0, flags, out, fd);
 }
 
 /* ---- finding the bytes of a sealed version ---------------------------- */
@@ -137,7 +139,7 @@ static int promote_small(struct engine *e, struct inode *in, uint64_t version,
 	struct backing *b;
 	int r;
 
-	r = choose_backing(e, len, &b, &fd);
+	r = choose_backing(e, len, O_RDWR, &b, &fd);
 	if (r < 0)
 		return r;
 	r = write_whole(fd, data, len);
@@ -354,7 +356,7 @@ static int fresh_backing(struct engine *e, struct inode *in, uint64_t version,
 	struct backing *b;
 	int r;
 
-	r = choose_backing(e, copy_len, &b, &fd);
+	r = choose_backing(e, copy_len, O_RDWR, &b, &fd);
 	if (r < 0)
 		return r;
 	/* Not known yet: of bytes that never left DRAM. */
@@ -543,23 +545,46 @@ int file_open(struct engine *e, uint64_t ino, int flags, struct open_reply *out)
 
 /* ---- new files -------------------------------------------------------- */
 
+static int choose_new(struct engine *e, uint64_t expected, int flags,
+		      struct backing **out, int *fd)
+{
+	return expected > CHARGE_FIRST
+		       ? choose_expected(e, expected, flags, out, fd)
+		       : choose_backing(e, 0, flags, out, fd);
+}
+
+/* One descriptor will do where the kernel writes through it, though it is
+ * read-only; a served file needs one of each kind. */
+static int new_backing(struct engine *e, struct inode *in, uint64_t expected)
+	MUST_HOLD(in->lock);
+static int new_backing(struct engine *e, struct inode *in, uint64_t expected)
+{
+	struct backing *b;
+	int fd, r;
+
+	if (e->passthrough)
+		return choose_new(e, expected, O_RDONLY, &in->backing,
+				  &in->ro_fd);
+	r = choose_new(e, expected, O_RDWR, &b, &fd);
+	if (r < 0)
+		return r;
+	r = inode_use_backing_locked(e, in, b);
+	if (r < 0)
+		close(fd);
+	else
+		in->rw_fd = fd;
+	return r;
+}
+
 static int create_locked(struct engine *e, struct inode *in, int flags,
 			 uint64_t expected, struct open_reply *out)
 	MUST_HOLD(in->lock);
 static int create_locked(struct engine *e, struct inode *in, int flags,
 			 uint64_t expected, struct open_reply *out)
 {
-	CLEANUP(close_p) int fd = -1;
-	struct backing *b;
 	int r;
 
-	if (expected > CHARGE_FIRST)
-		r = choose_expected(e, expected, &b, &fd);
-	else
-		r = choose_backing(e, 0, &b, &fd);
-	if (r < 0)
-		return r;
-	r = inode_use_backing_locked(e, in, b);
+	r = new_backing(e, in, expected);
 	if (r < 0)
 		return r;
 	/* A new file needs its first seal, however it was opened. */

@@ -14,6 +14,7 @@
  * of its own.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/queue.h>
@@ -586,7 +587,7 @@ static int take_crcs(struct fetch *f, const struct copy_rec *copy)
 
 static int make_file(struct fetch *f)
 {
-	int err = f->dst->ops->create(f->dst, f->dst_id, &f->fd);
+	int err = f->dst->ops->create(f->dst, f->dst_id, O_RDWR, &f->fd);
 
 	if (err)
 		return err;

@@ -48,8 +48,9 @@ struct tier_room {
 struct tier_ops {
 	const char *name; /* dram, nvme */
 
-	/* A fresh empty file, 0600, O_RDWR. -EEXIST, -ENOSPC, -EIO … */
-	int (*create)(struct tier *t, uint64_t id, int *fd);
+	/* A fresh empty file, 0600. flags: O_RDONLY (somebody else will write
+	 * it) or O_RDWR. -EEXIST, -ENOSPC, -EIO … */
+	int (*create)(struct tier *t, uint64_t id, int flags, int *fd);
 	/* flags: O_RDONLY, O_RDWR, O_DIRECT … -ENOENT: not on this tier */
 	int (*open)(struct tier *t, uint64_t id, int flags, int *fd);
 	/* Remove the name; -ENOENT is success. */

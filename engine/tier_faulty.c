@@ -279,12 +279,12 @@ static int strike_plain(struct tier_faulty *f, enum operation op)
 
 /* ---- operations ---- */
 
-static int faulty_create(struct tier *t, uint64_t id, int *fd)
+static int faulty_create(struct tier *t, uint64_t id, int flags, int *fd)
 {
 	struct tier_faulty *f = faulty_of(t);
 	int rc = strike_plain(f, CREATE);
 
-	return rc ? rc : f->real->ops->create(f->real, id, fd);
+	return rc ? rc : f->real->ops->create(f->real, id, flags, fd);
 }
 
 static int faulty_open(struct tier *t, uint64_t id, int flags, int *fd)

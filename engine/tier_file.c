@@ -81,15 +81,15 @@ void tier_file_fini(struct tier_file *t)
 	mutex_fini(&t->lock);
 }
 
-int tier_file_create(struct tier *tier, uint64_t id, int *fd)
+int tier_file_create(struct tier *tier, uint64_t id, int flags, int *fd)
 {
 	struct tier_file *t = tier_file_of(tier);
 	char name[TIER_NAME_LEN];
 	int got;
 
 	name_of(id, name);
-	got = openat(t->dir_fd, name,
-		     O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+	flags |= O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+	got = openat(t->dir_fd, name, flags, 0600);
 	if (got < 0)
 		return -errno;
 	*fd = got;

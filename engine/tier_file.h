@@ -36,7 +36,7 @@ MUST_CHECK int tier_file_init(struct tier_file *t, const struct tier_ops *ops,
 void tier_file_fini(struct tier_file *t);
 
 /* As the operations in tier.h. */
-int tier_file_create(struct tier *t, uint64_t id, int *fd);
+int tier_file_create(struct tier *t, uint64_t id, int flags, int *fd);
 int tier_file_open(struct tier *t, uint64_t id, int flags, int *fd);
 int tier_file_remove(struct tier *t, uint64_t id);
 int tier_file_preallocate(struct tier *t, int fd, uint64_t off, uint64_t len);

@@ -218,7 +218,7 @@ static int copy_to_own(struct engine *e, struct backing *b, uint64_t size,
 	r = t->ops->open(t, b->id, O_RDONLY, &src);
 	if (r < 0)
 		return r;
-	r = choose_backing(e, size, &own, &dst);
+	r = choose_backing(e, size, O_RDWR, &own, &dst);
 	if (r < 0)
 		return r;
 	/* A snapshot's writer may have cut it meanwhile: the rest is zeros, as
@@ -300,7 +300,7 @@ static int preserve_nvme_copy(struct engine *e, uint64_t id, struct backing *b)
 	r = t->ops->open(t, b->id, O_RDONLY, &src);
 	if (r < 0)
 		return r;
-	r = t->ops->create(t, file, &dst);
+	r = t->ops->create(t, file, O_RDWR, &dst);
 	if (r < 0)
 		return r;
 	r = copy_content(src, dst, copy.size, copy.crcs);

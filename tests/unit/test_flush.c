@@ -124,7 +124,7 @@ static void prepare(struct tier *t, enum before before, uint64_t size)
 	CHECK_EQ(t->ops->remove(t, 1), 0);
 	if (before == NOTHING)
 		return;
-	CHECK_EQ(t->ops->create(t, 1, &fd), 0);
+	CHECK_EQ(t->ops->create(t, 1, O_RDWR, &fd), 0);
 	CHECK_EQ(t->ops->preallocate(t, fd, 0, len), 0);
 	if (before == HALF_FILLED) {
 		char *junk = malloc(len);

@@ -84,7 +84,7 @@ static int fresh(struct tier *t, uint64_t id)
 	int fd;
 
 	CHECK_EQ(t->ops->remove(t, id), 0);
-	CHECK_EQ(t->ops->create(t, id, &fd), 0);
+	CHECK_EQ(t->ops->create(t, id, O_RDWR, &fd), 0);
 	return fd;
 }
 
@@ -134,7 +134,7 @@ static void others(const char *dir)
 	int fd;
 
 	CHECK_EQ(t->ops->remove(t, 3), 0);
-	CHECK_EQ(t->ops->create(t, 3, &fd), -EMFILE);
+	CHECK_EQ(t->ops->create(t, 3, O_RDWR, &fd), -EMFILE);
 	fd = fresh(t, 3);
 	CHECK_EQ(t->ops->preallocate(t, fd, 0, LEN), -ENOSPC);
 	CHECK_EQ(t->ops->preallocate(t, fd, 0, LEN), 0);
@@ -234,7 +234,7 @@ static void real_tier(struct tier *t)
 
 	fprintf(stderr, "%s: %s\n", t->ops->name, t->io);
 	fd = fresh(t, big);
-	CHECK_EQ(t->ops->create(t, big, &other), -EEXIST);
+	CHECK_EQ(t->ops->create(t, big, O_RDWR, &other), -EEXIST);
 	CHECK_EQ(t->ops->open(t, 77, O_RDONLY, &other), -ENOENT);
 	CHECK_EQ(write_one(t, fd, 0), 0);
 	CHECK_EQ(n_wrong(fd), 0);
