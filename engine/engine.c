@@ -156,9 +156,9 @@ void engine_drop_link(struct engine *e, struct txn *t, struct inode_rec *rec,
 		txn_put_inode(t, rec);
 		txn_put_orphan(t, rec->ino);
 	} else {
+		/* Not in use, so it is sealed: no unsealed record to delete. */
 		drop_version(e, t, rec->version);
-		txn_del_inode(t, rec->ino);
-		txn_del_unsealed(t, rec->ino);
+		txn_del_inode(t, rec);
 	}
 }
 

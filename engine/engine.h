@@ -161,6 +161,8 @@ MUST_CHECK int file_truncate(struct engine *e, uint64_t ino, uint64_t fh,
  * (UTIME_OMIT allowed), so that they survive its seal. Else does nothing. */
 void file_set_times(struct engine *e, uint64_t ino,
 		    const struct timespec ts[2]);
+/* Is any file being written, or closed and not sealed yet? */
+bool engine_any_written(struct engine *e);
 /* Before rename or link of ino: a file being written is snapshot-sealed. */
 MUST_CHECK int file_seal_written(struct engine *e, uint64_t ino);
 

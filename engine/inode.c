@@ -113,7 +113,7 @@ static void orphan_gone(struct engine *e, uint64_t ino)
 	}
 	txn_frees(t);
 	drop_version(e, t, rec.version);
-	txn_del_inode(t, ino);
+	txn_del_inode(t, &rec);
 	txn_del_orphan(t, ino);
 	txn_del_unsealed(t, ino);
 	r = commit_and_drop(e, t, &seq);

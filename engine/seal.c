@@ -622,6 +622,11 @@ int settle_closed_locked(struct engine *e, struct inode *in)
 	return in->mark.valid ? seal_snapshot_locked(e, in) : 0;
 }
 
+bool engine_any_written(struct engine *e)
+{
+	return e->n_unsealed > 0;
+}
+
 int file_seal_written(struct engine *e, uint64_t ino)
 {
 	struct inode *in;

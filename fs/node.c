@@ -93,6 +93,17 @@ void node_put(struct txn *t, struct node *node)
 	txn_put_inode(t, &node->dir);
 }
 
+int node_find_in_dir(struct fs *fs, struct node *node)
+{
+	int err = view_lookup(fs->view, node->parent, node->name, &node->d);
+
+	if (err == -ENOENT) {
+		node->d = (struct dentry_rec){ 0 };
+		return 0;
+	}
+	return err ? err : view_inode(fs->view, node->d.ino, &node->rec);
+}
+
 int node_find_maybe(struct fs *fs, uint64_t parent, const char *name,
 		    struct node *out)
 {
@@ -100,14 +111,7 @@ int node_find_maybe(struct fs *fs, uint64_t parent, const char *name,
 
 	*out = (struct node){ .parent = parent, .name = name };
 	err = find_dir(fs, parent, &out->dir);
-	if (err)
-		return err;
-	err = view_lookup(fs->view, parent, name, &out->d);
-	if (err == -ENOENT) {
-		out->d = (struct dentry_rec){ 0 };
-		return 0;
-	}
-	return err ? err : view_inode(fs->view, out->d.ino, &out->rec);
+	return err ? err : node_find_in_dir(fs, out);
 }
 
 int node_find(struct fs *fs, uint64_t parent, const char *name,

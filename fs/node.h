@@ -45,6 +45,8 @@ MUST_CHECK int node_find(struct fs *fs, uint64_t parent, const char *name,
 /* As above; a name that is not there leaves d.ino 0. */
 MUST_CHECK int node_find_maybe(struct fs *fs, uint64_t parent, const char *name,
 			       struct node *out);
+/* Again, in node->dir, which is known. */
+MUST_CHECK int node_find_in_dir(struct fs *fs, struct node *node);
 /* Entries of a directory changed. */
 void dir_stamp(struct inode_rec *dir, int64_t now_ns);
 

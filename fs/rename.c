@@ -190,15 +190,18 @@ static int exchange(struct renaming *r)
 /* Door held. 1: both names are one file already, nothing to do. */
 static int change(struct renaming *r, unsigned flags)
 {
+	bool one_dir = r->from.parent == r->to.parent;
 	int err = node_find(r->fs, r->from.parent, r->from.name, &r->from);
 
-	if (!err)
+	if (!err && one_dir)
+		err = node_find_in_dir(r->fs, &r->to);
+	else if (!err)
 		err = node_find_maybe(r->fs, r->to.parent, r->to.name, &r->to);
 	if (err)
 		return err;
 	if (r->from.rec.ino == r->to.rec.ino && !(flags & RENAME_NOREPLACE))
 		return 1;
-	r->to_dir = r->from.parent == r->to.parent ? &r->from.dir : &r->to.dir;
+	r->to_dir = one_dir ? &r->from.dir : &r->to.dir;
 	if (flags & RENAME_EXCHANGE)
 		return exchange(r);
 	return move(r, flags & RENAME_NOREPLACE);
@@ -208,8 +211,11 @@ static int change(struct renaming *r, unsigned flags)
 static int seal_one(struct fs *fs, uint64_t parent, const char *name)
 {
 	struct dentry_rec d;
-	int err = view_lookup(fs->view, parent, name, &d);
+	int err;
 
+	if (!engine_any_written(fs->engine))
+		return 0;
+	err = view_lookup(fs->view, parent, name, &d);
 	if (err || !S_ISREG(d.type))
 		return err;
 	return file_seal_written(fs->engine, d.ino);

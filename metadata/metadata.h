@@ -212,8 +212,9 @@ void txn_event(struct txn *t, const struct event *ev);
 bool meta_keeps_events(const struct meta *m);
 
 void txn_put_inode(struct txn *t, const struct inode_rec *rec);
-/* Also its xattrs and symlink target. Not its version, not its names. */
-void txn_del_inode(struct txn *t, uint64_t ino);
+/* Also its xattrs and symlink target. Not its version, not its names. rec: as
+ * the accepted state has it. */
+void txn_del_inode(struct txn *t, const struct inode_rec *rec);
 /*
  * Name, readdir cookie, and the way back from ino to (parent, name). What the
  * name stood for before must be taken away first, by txn_del_dentry(). At

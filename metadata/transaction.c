@@ -264,24 +264,22 @@ static int del_entry(void *arg, struct slice key, struct slice val)
 	return 0;
 }
 
-void txn_del_inode(struct txn *t, uint64_t ino)
+void txn_del_inode(struct txn *t, const struct inode_rec *rec)
 {
 	struct del_arg arg = { t, CF_XATTR };
-	struct inode_rec rec;
 	struct key key;
-	int err;
+	int err = 0;
 
-	key_number(&key, ino);
+	key_number(&key, rec->ino);
 	op_del(&t->shared, CF_INODE, key_slice(&key));
-	err = view_inode(&t->m->accepted_view, ino, &rec);
-	if (!err && S_ISLNK(rec.mode))
+	if (S_ISLNK(rec->mode))
 		op_del(&t->shared, CF_SYMLINK, key_slice(&key));
 	if (t->m->any_xattr)
 		/* One by one: the log must say the same to the durable one. */
 		err = store_scan_prefix(&t->m->accepted, NULL, CF_XATTR,
 					key_slice(&key), (struct slice){ 0 },
 					del_entry, &arg);
-	if (err && err != -ENOENT)
+	if (err)
 		fail(t, err);
 }
 

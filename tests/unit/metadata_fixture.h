@@ -153,7 +153,7 @@ __attribute__((unused)) static void unlink_file(struct meta *m, uint64_t parent,
 	if (--rec.nlink) {
 		txn_put_inode(t, &rec);
 	} else {
-		txn_del_inode(t, d.ino);
+		txn_del_inode(t, &rec);
 		if (rec.version)
 			txn_del_version(t, rec.version);
 		txn_del_unsealed(t, d.ino);

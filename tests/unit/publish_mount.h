@@ -291,7 +291,7 @@ static void drop(struct meta *m, struct txn *t, const struct spot *s)
 		return;
 	}
 	(void)m;
-	txn_del_inode(t, rec.ino);
+	txn_del_inode(t, &rec);
 	if (rec.version)
 		txn_del_version(t, rec.version);
 }

@@ -169,7 +169,7 @@ static void entries(struct meta *m)
 	t = txn_begin(m);
 	txn_del_xattr(t, 999, "user.x");
 	txn_put_dentry(t, META_ROOT_INO, "dangling", 777, S_IFREG);
-	txn_del_inode(t, ino);
+	txn_del_inode(t, &(struct inode_rec){ .ino = ino });
 	commit_ok(t);
 	finds(m, "inode 309 does not exist");
 	finds(m, "orphan mark of inode");

@@ -129,7 +129,7 @@ static void xattrs_and_symlinks(struct world *w)
 	CHECK_EQ(n, 2);
 
 	t = txn_begin(w->m);
-	txn_del_inode(t, rec.ino);
+	txn_del_inode(t, &rec);
 	commit_ok(t);
 	n = 0;
 	CHECK_EQ(view_xattrs(v, rec.ino, count_xattr, &n), 0);
