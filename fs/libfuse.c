@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 
 #include "fs/mountpoint.h"
+#include "fs/reader.h"
 #include "fs/session.h"
 #include "metadata/log_message.h"
 
@@ -201,11 +202,24 @@ int libfuse_handshake(struct session *s)
 	return err;
 }
 
+static void reader_freep(struct reader **r)
+{
+	reader_free(*r);
+}
+
 int libfuse_loop(struct session *s)
 {
-	struct fuse_loop_config *config = fuse_loop_cfg_create();
-	int res;
+	CLEANUP(reader_freep) struct reader *reader = NULL;
+	struct fuse_loop_config *config;
+	int res = reader_new(&reader);
 
+	if (res)
+		return res;
+	s->fs.reader = reader;
+	res = reader_use(s->fuse, s->dev_fd);
+	if (res)
+		return res;
+	config = fuse_loop_cfg_create();
 	if (!config)
 		return -ENOMEM;
 	fuse_set_log_func(take_message);
