@@ -10,7 +10,7 @@
 
 #include "fs/hidden.h"
 #include "fs/passthrough.h"
-#include "fs/reader.h"
+#include "fs/receive.h"
 
 void fill_open(struct fuse_file_info *fi, const struct open_reply *o)
 {
@@ -115,7 +115,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset,
 {
 	int err = -EOPNOTSUPP;
 
-	reader_moves(fs_of(req)->reader, (size_t)length);
+	receive_moves(fs_of(req)->receive, (size_t)length);
 	if (!ino_is_hidden(ino))
 		err = file_fallocate(fs_of(req)->engine, ino, fi->fh, mode,
 				     (uint64_t)offset, (uint64_t)length);

@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 
 #include "fs/mountpoint.h"
-#include "fs/reader.h"
+#include "fs/receive.h"
 #include "fs/session.h"
 #include "metadata/log_message.h"
 
@@ -202,21 +202,21 @@ int libfuse_handshake(struct session *s)
 	return err;
 }
 
-static void reader_freep(struct reader **r)
+static void receive_freep(struct receive **r)
 {
-	reader_free(*r);
+	receive_free(*r);
 }
 
 int libfuse_loop(struct session *s)
 {
-	CLEANUP(reader_freep) struct reader *reader = NULL;
+	CLEANUP(receive_freep) struct receive *receive = NULL;
 	struct fuse_loop_config *config;
-	int res = reader_new(&reader);
+	int res = receive_new(&receive);
 
 	if (res)
 		return res;
-	s->fs.reader = reader;
-	res = reader_use(s->fuse, s->dev_fd);
+	s->fs.receive = receive;
+	res = receive_use(s->fuse, s->dev_fd);
 	if (res)
 		return res;
 	config = fuse_loop_cfg_create();

@@ -8,14 +8,14 @@
  *
  * Nobody waits for a holder that is slow, because the role goes on
  *   - at once, if there are more requests than one thread answers, or if this
- *     one moves much data (reader_moves);
+ *     one moves much data (receive_moves);
  *   - else to the *watcher*, one of those who wait: while requests come it
  *     looks each TICK_NS whether the holder still has the same one.
  *
  * Invariant: while a holder has a request, somebody watches, or all threads
  * have a request (libfuse then starts one more).
  */
-#include "fs/reader.h"
+#include "fs/receive.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +30,7 @@
 #define CROWD 4 /* requests in turn that left one behind: too many for one */
 #define QUICK_LEN 65536u /* copied about as fast as a thread wakes */
 
-struct reader {
+struct receive {
 	struct mutex lock;
 	pthread_cond_t vacant; /* the watcher's place, or the holder's */
 	pthread_cond_t told;   /* the watcher waits for this */
@@ -50,9 +50,9 @@ static int64_t now_ns(void)
 	return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-int reader_new(struct reader **out)
+int receive_new(struct receive **out)
 {
-	struct reader *r = calloc(1, sizeof(*r));
+	struct receive *r = calloc(1, sizeof(*r));
 	pthread_condattr_t attr;
 
 	if (!r)
@@ -67,7 +67,7 @@ int reader_new(struct reader **out)
 	return 0;
 }
 
-void reader_free(struct reader *r)
+void receive_free(struct receive *r)
 {
 	if (!r)
 		return;
@@ -79,13 +79,13 @@ void reader_free(struct reader *r)
 
 /* ---- who reads -------------------------------------------------------- */
 
-static bool is_holder(const struct reader *r)
+static bool is_holder(const struct receive *r)
 {
 	return r->held && pthread_equal(r->holder, pthread_self());
 }
 
-static void wait_tick_locked(struct reader *r) MUST_HOLD(r->lock);
-static void wait_tick_locked(struct reader *r)
+static void wait_tick_locked(struct receive *r) MUST_HOLD(r->lock);
+static void wait_tick_locked(struct receive *r)
 {
 	int64_t until = now_ns() + TICK_NS;
 	struct timespec ts = { .tv_sec = until / 1000000000,
@@ -95,8 +95,8 @@ static void wait_tick_locked(struct reader *r)
 }
 
 /* Until the role is free, or its holder has been busy for a tick. */
-static void watch_locked(struct reader *r) MUST_HOLD(r->lock);
-static void watch_locked(struct reader *r)
+static void watch_locked(struct receive *r) MUST_HOLD(r->lock);
+static void watch_locked(struct receive *r)
 {
 	while (r->held) {
 		uint64_t seen = r->n_read;
@@ -120,8 +120,8 @@ static void unlock(void *lock)
 	mutex_unlock(lock);
 }
 
-static void become_holder_locked(struct reader *r) MUST_HOLD(r->lock);
-static void become_holder_locked(struct reader *r)
+static void become_holder_locked(struct receive *r) MUST_HOLD(r->lock);
+static void become_holder_locked(struct receive *r)
 {
 	r->n_waiting++;
 	while (r->held && r->watched)
@@ -137,7 +137,7 @@ static void become_holder_locked(struct reader *r)
 }
 
 TSA(no_thread_safety_analysis)
-static void read_begins(struct reader *r)
+static void read_begins(struct receive *r)
 {
 	mutex_lock(&r->lock);
 	pthread_cleanup_push(unlock, &r->lock);
@@ -147,8 +147,8 @@ static void read_begins(struct reader *r)
 	pthread_cleanup_pop(1);
 }
 
-static void pass_locked(struct reader *r) MUST_HOLD(r->lock);
-static void pass_locked(struct reader *r)
+static void pass_locked(struct receive *r) MUST_HOLD(r->lock);
+static void pass_locked(struct receive *r)
 {
 	if (!is_holder(r))
 		return;
@@ -156,7 +156,7 @@ static void pass_locked(struct reader *r)
 	pthread_cond_signal(r->watched ? &r->told : &r->vacant);
 }
 
-void reader_moves(struct reader *r, size_t len)
+void receive_moves(struct receive *r, size_t len)
 {
 	if (len <= QUICK_LEN)
 		return;
@@ -173,7 +173,7 @@ static bool is_pending(int fd)
 }
 
 /* The holder has a request. */
-static void read_ended(struct reader *r, int fd)
+static void read_ended(struct receive *r, int fd)
 {
 	bool more = is_pending(fd);
 
@@ -196,7 +196,7 @@ static void read_ended(struct reader *r, int fd)
 
 static ssize_t io_read(int fd, void *buf, size_t len, void *userdata)
 {
-	struct reader *r = ((struct fs *)userdata)->reader;
+	struct receive *r = ((struct fs *)userdata)->receive;
 	ssize_t n;
 
 	read_begins(r);
@@ -210,7 +210,7 @@ static ssize_t io_splice_receive(int from, off_t *from_off, int to,
 				 off_t *to_off, size_t len, unsigned int flags,
 				 void *userdata)
 {
-	struct reader *r = ((struct fs *)userdata)->reader;
+	struct receive *r = ((struct fs *)userdata)->receive;
 	ssize_t n;
 
 	read_begins(r);
@@ -233,7 +233,7 @@ static ssize_t io_splice_send(int from, off_t *from_off, int to, off_t *to_off,
 	return splice(from, from_off, to, to_off, len, flags);
 }
 
-int reader_use(struct fuse_session *se, int dev_fd)
+int receive_use(struct fuse_session *se, int dev_fd)
 {
 	static const struct fuse_custom_io io = {
 		.writev = io_writev,
