@@ -57,6 +57,9 @@ struct tensor_room;
 MUST_CHECK int tensor_room_new(struct tensor_room **out);
 /* No thread of it runs. NULL is fine. */
 void tensor_room_free(struct tensor_room *room);
+/* Shorter versions are scanned only when somebody asks: thousands of them would
+ * cost more than they ever save. */
+#define TENSORS_AHEAD (UINT64_C(1) << 20)
 /* A version was recorded: to be scanned when there is time. Never waits. */
 void tensors_offer(struct engine *e, uint64_t ino, uint64_t version);
 void *tensors_main(void *engine);

@@ -307,7 +307,7 @@ void version_recorded(struct engine *e, struct version *v)
 	dead_seq = v->dead_seq;
 	e->versions.n_recording++;
 	mutex_unlock(&e->versions.lock);
-	if (!dead_seq && v->size > META_SMALL_MAX)
+	if (!dead_seq && v->size >= TENSORS_AHEAD)
 		tensors_offer(e, v->ino, id);
 	version_unhold(e, v);
 	mutex_lock(&e->versions.lock);
