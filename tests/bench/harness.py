@@ -133,7 +133,9 @@ class Places:
 
 
 def wait_filled(folder):
-    """Until the ballast on a DRAM tier's tmpfs has stopped growing."""
+    """Until the ballast on a DRAM tier's tmpfs has stopped growing; `folder`
+    is the mount's dram_dir."""
+    folder = os.path.join(folder, "dram")
     used = still = -1
     while still < 10:
         time.sleep(0.1)
