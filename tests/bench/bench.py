@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench.py save|meta [--json FILE] [--only NAME]...: see scripts/bench."""
+"""bench.py save|meta|capture [--json FILE] [--only NAME]...: see
+scripts/bench."""
 import argparse
 import os
 import signal
 import subprocess
 import sys
 
+import capture
 import meta
 import save
 from harness import Places, Report
 
-BENCHES = dict(save=save, meta=meta)
+BENCHES = dict(save=save, meta=meta, capture=capture)
 
 
 def parse():
@@ -24,7 +26,13 @@ def parse():
                         help="raw samples and what the machine is")
     parser.add_argument("--only", metavar="NAME", action="append", default=[],
                         help=f"only these figures ({names})")
+    parser.add_argument("--quick", action="store_true",
+                        help="capture: small, to see that it works")
+    parser.add_argument("--method", metavar="NAME", action="append",
+                        default=[], help="capture: only these ways to save")
     args = parser.parse_args()
+    if (args.quick or args.method) and args.bench != "capture":
+        parser.error(f"{args.bench} has no --quick and no --method")
     figures = BENCHES[args.bench].FIGURES
     for name in args.only:
         if name not in figures:
@@ -43,6 +51,7 @@ def main():
         sys.exit("bench: its baselines must be mounted: run it as root")
     for number in signal.SIGTERM, signal.SIGHUP:
         signal.signal(number, end_by_signal)
+    capture.configure(args.quick, args.method)
     figures = BENCHES[args.bench].FIGURES
     report = Report(args.bench)
     places = Places()

@@ -69,9 +69,14 @@ class Places:
                                                   dir=TEST_DIR))
         self.disk = self.base / "disk"
         self.disk.mkdir()
+        self.shared = {}  # what figures share, ended by the stack
+        self.stack = contextlib.ExitStack()
 
     def close(self):
-        shutil.rmtree(self.base)
+        try:
+            self.stack.close()
+        finally:
+            shutil.rmtree(self.base)
 
     @contextlib.contextmanager
     def ckptfs(self, io, dram, **options):
@@ -160,6 +165,7 @@ class Report:
     def __init__(self, name):
         self.name = name
         self.figures = []
+        self.more = {}  # goes into the JSON, too
         self.began = time.time()
         say(f"{'':32}{'ckptfs':>11}{'baseline':>12}{'ratio':>8}  target")
 
@@ -196,7 +202,8 @@ class Report:
         if path:
             with open(path, "w", encoding="utf-8") as out:
                 json.dump(dict(bench=self.name, machine=machine(),
-                               figures=self.figures), out, indent=1)
+                               figures=self.figures, **self.more),
+                          out, indent=1)
                 out.write("\n")
             say(f"raw samples: {path}")
 
