@@ -192,15 +192,15 @@ class Compute:
 
     def __call__(self, on):
         if on == "cpu":
-            torch.set_num_threads(1)
             self.products(self.n)
-            torch.set_num_threads(os.cpu_count())
         else:
             time.sleep(self.seconds)
 
 
 class Trainer:
     def __init__(self, total, bytes_per_s):
+        # A second thread of an update would wait for whoever has its core.
+        torch.set_num_threads(1)
         self.state = make_state(total)
         self.tensors = tensors_of(self.state)
         self.size = sum(t.nbytes for t in self.tensors)
@@ -208,9 +208,7 @@ class Trainer:
         self.copy_s = self.size / bytes_per_s
         self.compute = Compute(1.3 * self.copy_s)
         self.warm = Warm(self.size)
-        torch.set_num_threads(1)
         self.compute.calibrate()
-        torch.set_num_threads(os.cpu_count())
 
     def update(self):
         torch._foreach_add_(self.tensors, 1e-3)
