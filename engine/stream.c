@@ -311,7 +311,7 @@ void *streamer_main(void *arg)
 
 	thread_lower_priority();
 	while (take_run(&e->streams, &run)) {
-		uint32_t crcs[RUN_MOST];
+		uint32_t crcs[RUN_MOST] = { 0 };
 
 		run_done(&e->streams, &run, write_run(e, &run, crcs), crcs);
 	}
