@@ -48,6 +48,7 @@ struct backing {
 	uint64_t version;         /* whose content it is; 0: unsealed content */
 	uint64_t charged;         /* bytes of the reserve it holds (DRAM) */
 	uint64_t promised;        /* ... and may still take, for certain */
+	bool expected;            /* how long it will be was known; immutable */
 	unsigned refs;
 	bool recorded;  /* DRAM: its version has a synced copy elsewhere.
 			  NVMe: the file is that copy, not ours to delete */

@@ -20,7 +20,6 @@
 #define LOOK_IDLE_NS INT64_C(20000000)
 #define AHEAD_MIN (32 * MIB)
 #define AHEAD_MAX (2048 * MIB)
-/* Of a file whose size is known: its writer waits for the same lock. */
 #define AHEAD_PROMISED (128 * MIB)
 #define N_LOOKED 256
 
@@ -218,6 +217,21 @@ bool leases_reclaim(struct engine *e)
 	return freed > 0;
 }
 
+/* Of a file whose length is known no more than it was promised; its writer
+ * waits for the same lock. */
+static uint64_t ahead_of(struct engine *e, const struct backing *b,
+			 uint64_t size)
+{
+	uint64_t ahead = size < AHEAD_MIN ? AHEAD_MIN : size;
+
+	if (b->expected)
+		return b->promised < AHEAD_PROMISED ? b->promised
+						    : AHEAD_PROMISED;
+	if (ahead > AHEAD_MAX)
+		ahead = AHEAD_MAX;
+	return ahead < e->config.dram / 8 ? ahead : e->config.dram / 8;
+}
+
 /* One look at one writer; true if it is growing. */
 static bool look_locked(struct engine *e, struct inode *in) MUST_HOLD(in->lock);
 static bool look_locked(struct engine *e, struct inode *in)
@@ -241,21 +255,13 @@ static bool look_locked(struct engine *e, struct inode *in)
 		in->lease_size = size;
 		return grew;
 	}
-	ahead = size < AHEAD_MIN ? AHEAD_MIN : size;
-	if (ahead > AHEAD_MAX)
-		ahead = AHEAD_MAX;
-	if (ahead > e->config.dram / 8)
-		ahead = e->config.dram / 8;
-	if (in->backing->promised && ahead > AHEAD_PROMISED)
-		ahead = AHEAD_PROMISED;
+	ahead = ahead_of(e, in->backing, size);
 	in->lease_size = size;
 	room = in->backing->where == BACKING_DRAM ? in->backing->charged
 						  : in->nvme_room;
 	if (size + ahead / 2 <= room)
 		return true;
-	want = round_up(size + ahead, 2 * MIB);
-	if (in->backing->promised && want > room + in->backing->promised)
-		want = room + in->backing->promised;
+	want = round_up(size + ahead, in->backing->expected ? 4096 : 2 * MIB);
 	r = lease_exact_locked(e, in, want);
 	if (r < 0)
 		(void)!lease_exact_locked(e, in, size);

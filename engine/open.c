@@ -102,6 +102,7 @@ static int choose_expected(struct engine *e, uint64_t len, int flags,
 		r = backing_create(e, BACKING_DRAM, 0, flags, out, fd);
 		if (r == 0) {
 			(*out)->promised = len; /* nobody else has it yet */
+			(*out)->expected = true;
 			return 0;
 		}
 		reserve_forgo(e->reserve, len);

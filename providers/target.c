@@ -26,6 +26,8 @@
 
 #define ROOM_STEP (UINT64_C(64) << 20)
 #define TELL_LEN (UINT64_C(4) << 20) /* a chunk of the mount */
+#define TAIL_MIN (UINT64_C(64) << 10)
+#define TAIL_MAX (UINT64_C(4) << 20)
 #define TEMP_MARK ".ckpt-"
 
 /* It is opened again by whoever waits, from wherever the process is then. */
@@ -119,11 +121,19 @@ static void sweep(const struct target *t)
 
 /* ---- opening ----------------------------------------------------------- */
 
+/* A guess at what has no place yet: pickles, directories. */
+static uint64_t tail_len(const struct target *t)
+{
+	uint64_t len = t->known_len / 8 + TAIL_MIN;
+
+	return len < TAIL_MAX ? len : TAIL_MAX;
+}
+
 /* What the mount is, and how large a file it should make room for. */
 static void tell_size(struct target *t)
 {
 	struct ckpt_expect expect = { .version = CKPT_IOC_VERSION,
-				      .len = t->known_len };
+				      .len = t->known_len + tail_len(t) };
 
 	snprintf(expect.name, sizeof(expect.name), "%s", t->temp);
 	if (ioctl(t->dir_fd, CKPT_IOC_EXPECT, &expect))
@@ -225,6 +235,9 @@ int target_write(struct target *t, const void *buf, size_t len, uint64_t off)
 {
 	int r = target_room(t, off + len);
 
+	/* Behind what is mapped a write may find what no room was kept for. */
+	if (r == -ENOSPC && off >= t->known_len)
+		r = 0;
 	for (size_t at = 0; r == 0 && at < len;) {
 		ssize_t n = pwrite(t->fd, (const char *)buf + at, len - at,
 				   (off_t)(off + at));

@@ -52,6 +52,7 @@ def _load():
             ("ckpt_get_stats", None, P, P), ("ckpt_capture_free", None, P),
             ("ckpt_memory", P, P, size),
             ("ckpt_memory_copied", P, P, size),
+            ("ckpt_object", P, P, P, P),
             ("ckpt_slow_device_new", i, ctypes.c_uint64, P),
             ("ckpt_slow_device_free", None, P),
             ("ckpt_slow", P, P, P, size)]:
@@ -74,6 +75,10 @@ def address(buf):
     return ctypes.addressof(ctypes.c_char.from_buffer(buf))
 
 
+SERIALISE = ctypes.CFUNCTYPE(ctypes.c_int, P, ctypes.POINTER(P),
+                             ctypes.POINTER(ctypes.c_size_t))
+
+
 class Capture:
     def __init__(self, engine, path):
         self.p = P()
@@ -87,6 +92,19 @@ class Capture:
         self.kept.append(buf)
         self.add(lib.ckpt_memory(address(buf),
                                  len(buf) if length is None else length))
+
+    def add_object(self, data):
+        """bytes, whose length the engine does not know before."""
+        buf = memory(data)
+
+        @SERIALISE
+        def serialise(_, out, length):
+            out[0] = address(buf)
+            length[0] = len(data)
+            return 0
+
+        self.kept += [buf, serialise]
+        self.add(lib.ckpt_object(serialise, None, None))
 
     def submit(self):
         check(lib.ckpt_submit(self.p))

@@ -208,6 +208,23 @@ def test_several_fill_dram_together(fresh):
         assert read(m.path / f"p{i}") == data
 
 
+def test_a_tail_longer_than_was_guessed(fresh):
+    """Of unknown length, behind what fills the tier as it was promised."""
+    m = fresh(dram="64M")
+    data, tail = big(60, 20), noise(MB, 40) * 8
+    with Device(1e9) as d, Engine(chunk=4 * MB) as e:
+        cap = e.begin(m.path / "a")
+        cap.add(d.provider(memory(data)))
+        cap.add_object(tail)
+        cap.submit()
+        e.fence()
+        cap.wait("nvme")
+        cap.free()
+    assert read(m.path / "a") == data + tail
+    m.lose_dram()
+    assert read(m.path / "a") == data + tail
+
+
 def test_no_room_at_all(fresh):
     """ENOSPC that names the file; the older version stays."""
     m = fresh(dram="64M", nvme_size="128M")
