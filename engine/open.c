@@ -34,7 +34,10 @@ int nvme_has_room(struct engine *e, uint64_t want)
 	struct tier_room room;
 	uint64_t margin;
 
-	if (now - e->room_checked_ns > ROOM_FRESH_NS) {
+	/* What was room a moment ago is the database's, once it has given up
+	 * its reserve. */
+	if (now - e->room_checked_ns > ROOM_FRESH_NS ||
+	    !meta_reserve_held(e->meta)) {
 		int r = e->nvme->ops->room(e->nvme, &room);
 
 		if (r < 0)

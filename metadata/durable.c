@@ -145,6 +145,11 @@ static int put_contents(struct meta *m, const struct copy_rec *copies,
 	return err;
 }
 
+bool meta_reserve_held(const struct meta *m)
+{
+	return reserve_is_held(&m->durable);
+}
+
 bool meta_reserve_hold(struct meta *m)
 {
 	reserve_make(&m->durable);

@@ -350,6 +350,8 @@ uint64_t meta_remote_seq(const struct meta *m);   /* R; D if no remote */
  * unlink makes room. A statvfs(3) while it is not held.
  */
 bool meta_reserve_hold(struct meta *m);
+/* Is it held? Does nothing about it. */
+bool meta_reserve_held(const struct meta *m);
 
 struct small_content {
 	uint64_t version;
