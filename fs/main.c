@@ -12,6 +12,7 @@
 #include "ckpt_config.h"
 #include "fs/mountpoint.h"
 #include "fs/session.h"
+#include "metadata/fault.h"
 #include "metadata/log_message.h"
 
 static const char help[] =
@@ -54,6 +55,7 @@ static void print_version(void)
 	printf("io_uring: %s\n", yes_no(CKPT_HAVE_URING));
 	printf("S3: %s\n", yes_no(CKPT_HAVE_S3));
 	printf("CUDA: %s\n", yes_no(CKPT_HAVE_CUDA));
+	printf("fault points: %s\n", yes_no(fault_is_built()));
 }
 
 static int fail(const char *why)
