@@ -16,6 +16,7 @@
 #include "engine/checksum.h"
 #include "engine/extent.h"
 #include "engine/flush.h"
+#include "metadata/fault.h"
 
 #define BLOCK_LEN 4096u
 
@@ -230,7 +231,10 @@ int copy_content(int src_fd, int dst_fd, uint64_t size, const uint32_t *crcs)
 		.crcs = crcs,
 	};
 	CLEANUP(free_p) void *buf = NULL;
+	int err = FAULT("content.copy", -EBADMSG);
 
+	if (err)
+		return err;
 	if (!crcs && !copy_by_reflink(src_fd, dst_fd, size))
 		return 0;
 	if (posix_memalign(&buf, BLOCK_LEN, CHUNK_LEN))

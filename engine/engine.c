@@ -24,6 +24,7 @@
 #include "engine/core.h"
 #include "engine/tensors.h"
 #include "engine/thread.h"
+#include "metadata/fault.h"
 #include "metadata/log_message.h"
 
 #define TMPFS_MAGIC 0x01021994
@@ -601,15 +602,12 @@ static void engine_free(struct engine *e, bool keep)
 	free(e);
 }
 
-static int start_all(struct start *s)
+static int open_place(struct start *s)
 {
 	struct engine *e = s->e;
 	char id[33];
-	int r;
+	int r = state_id(s, id);
 
-	r = open_state_dir(s);
-	if (r == 0)
-		r = state_id(s, id);
 	if (r < 0)
 		return r;
 	r = dram_place_open(id, e->nvme_dir, getpid(), e->config.dram,
@@ -618,31 +616,44 @@ static int start_all(struct start *s)
 		return fail(s, r, "cannot set up the DRAM tier: %s%s%s",
 			    e->place.why, e->place.why[0] ? ": " : "",
 			    strerror(-r));
-	r = open_meta(s);
-	if (r == 0)
-		r = open_tiers(s);
-	if (r == 0)
-		r = open_remote(s);
-	if (r == 0) {
-		r = recover_tiers(e);
+	return 0;
+}
+
+static int recover(struct start *s)
+{
+	int r = recover_tiers(s->e);
+
+	return r == 0 ? 0
+		      : fail(s, r, "cannot recover %s: %s", s->e->nvme_dir,
+			     strerror(-r));
+}
+
+/* What a dead daemon left unsealed is sealed before the first target is
+ * chosen: of a version that was being overwritten in place there may be
+ * nothing left but what overwrote it. */
+static int seal_left(struct start *s)
+{
+	settle(s->e);
+	return 0;
+}
+
+static int start_all(struct start *s)
+{
+	static int (*const steps[])(struct start * s) = {
+		open_state_dir,  open_place,    open_meta,     open_tiers,
+		open_remote,     recover,       import_remote, seal_left,
+		start_publisher, start_tensors, start_threads,
+	};
+
+	for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
+		int r = steps[i](s);
+
+		if (r == 0)
+			r = FAULT("start.step", -EIO);
 		if (r < 0)
-			(void)fail(s, r, "cannot recover %s: %s", e->nvme_dir,
-				   strerror(-r));
+			return r;
 	}
-	if (r == 0)
-		r = import_remote(s);
-	/* What a dead daemon left unsealed is sealed before the first target
-	 * is chosen: of a version that was being overwritten in place there
-	 * may be nothing left but what overwrote it. */
-	if (r == 0)
-		settle(e);
-	if (r == 0)
-		r = start_publisher(s);
-	if (r == 0)
-		r = start_tensors(s);
-	if (r == 0)
-		r = start_threads(s);
-	return r;
+	return 0;
 }
 
 static void stop_threads(struct engine *e)

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "engine/core.h"
+#include "metadata/fault.h"
 #include "metadata/log_message.h"
 
 /* A writable descriptor for a moment (served: the one that stays). */
@@ -45,7 +46,9 @@ int inode_truncate_locked(struct engine *e, struct inode *in, uint64_t size)
 	r = writable_fd_locked(e, in, &fd);
 	if (r < 0)
 		return r;
-	r = ftruncate(fd, (off_t)size) ? -errno : 0;
+	r = FAULT("file.truncate", -EIO);
+	if (r == 0)
+		r = ftruncate(fd, (off_t)size) ? -errno : 0;
 	writable_fd_done_locked(in, fd);
 	if (r == 0) {
 		/* It freed the lease behind the new size, too. */

@@ -30,6 +30,7 @@
 #include "engine/checksum.h"
 #include "engine/extent.h"
 #include "engine/thread.h"
+#include "metadata/fault.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -246,6 +247,9 @@ static int chunk_write(struct flush *f, struct slot *s, uint64_t off,
 		return 0;
 	}
 	throttle_wait(f->job->throttle, s->io.len);
+	rc = FAULT("flush.write", -EIO);
+	if (rc)
+		return rc;
 	return dst->ops->write(dst, &s->io);
 }
 

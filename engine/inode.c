@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "engine/core.h"
+#include "metadata/fault.h"
 #include "metadata/log_message.h"
 
 #define FH_WRITABLE 1u
@@ -207,10 +208,13 @@ static void register_backing(struct engine *e, struct inode *in)
 int handle_add_locked(struct engine *e, struct inode *in, int flags,
 		      uint64_t *fh)
 {
-	struct handle *h = calloc(1, sizeof(*h));
+	CLEANUP(free_p) struct handle *fresh = calloc(1, sizeof(*fresh));
+	struct handle *h;
+	int r = FAULT("open.handle", -ENOMEM);
 
-	if (!h)
+	if (!fresh || r)
 		return -ENOMEM;
+	h = MOVE(fresh);
 	if (in->n_handles == 0) {
 		register_backing(e, in);
 		e->n_open++;

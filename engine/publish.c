@@ -22,6 +22,7 @@
 #include "engine/publish_parts.h"
 #include "engine/thread.h"
 #include "engine/tier.h"
+#include "metadata/fault.h"
 #include "metadata/log_message.h"
 
 #define MS INT64_C(1000000)
@@ -77,8 +78,11 @@ bool is_abandoned(struct publisher *p)
 
 int remote_enter(struct publisher *p)
 {
+	int err = FAULT("publish.call", -EIO);
 	bool stop;
 
+	if (err)
+		return err;
 	mutex_lock(&p->lock);
 	stop = p->stop;
 	if (!stop)
@@ -96,6 +100,9 @@ int remote_leave(struct publisher *p, int err)
 	abandoned = p->abandoned;
 	pthread_cond_broadcast(&p->changed);
 	mutex_unlock(&p->lock);
+	if (!err)
+		/* It was done; only the answer got lost. */
+		err = FAULT("publish.answer", -EIO);
 	return abandoned ? -ECANCELED : err;
 }
 

@@ -5,6 +5,7 @@
  * on names, reading, and the vtable. The other parts: remote_dir.h.
  */
 #include "engine/remote_dir.h"
+#include "metadata/fault.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -218,6 +219,7 @@ static int dir_remove(struct remote *r, const char *path)
 	if (before.st.st_nlink && unlinkat(j.at.parent, j.at.name, flags) &&
 	    errno != ENOENT)
 		return errno == EEXIST ? -ENOTEMPTY : -errno;
+	(void)!FAULT("remote.removed", 0);
 	before_forget(j.root, &before, "");
 	name_remove(j.root, path);
 	return dirty_add(j.d, j.at.parent);
@@ -234,6 +236,10 @@ static bool same_inode(const struct before *a, const struct before *b)
 static int move(struct job *from, const struct place *to,
 		const struct before *was, const struct before *gone)
 {
+	int err = FAULT("remote.rename", -EIO);
+
+	if (err)
+		return err;
 	if (renameat(from->at.parent, from->at.name, to->parent, to->name))
 		return errno == EEXIST ? -ENOTEMPTY : -errno;
 	/* Two names of one inode: rename() leaves both. */
@@ -272,6 +278,7 @@ static int dir_rename(struct remote *r, const char *from, const char *to)
 		err = move(&j, &p, &was, &gone);
 	if (err)
 		return err;
+	(void)!FAULT("remote.renamed", 0);
 	names_remove(j.root, &names);
 	before_forget(j.root, &gone, was.tag);
 	err = dirty_add(j.d, j.at.parent);

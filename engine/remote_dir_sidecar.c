@@ -19,6 +19,7 @@
 #include "engine/remote_dir.h"
 #include "engine/tier.h"
 #include "metadata/bytes.h"
+#include "metadata/fault.h"
 
 #define MAGIC "CKPTSIDE"
 #define HEAD_LEN 96
@@ -252,6 +253,8 @@ static int record_write(int dir, const char *name, const struct sidecar *s)
 		return -errno;
 	err = write_all(fd, b.p, b.len);
 	close(fd);
+	if (!err)
+		err = FAULT("sidecar.write", -EIO);
 	if (!err && renameat(dir, temp, dir, name))
 		err = -errno;
 	if (err)

@@ -21,6 +21,7 @@
 #include "engine/flush.h"
 #include "engine/remote_dir.h"
 #include "engine/tier.h"
+#include "metadata/fault.h"
 
 #define WRITE_BEHIND (32u << 20) /* start writing back this often */
 #define DROP_ABOVE (1u << 20)    /* longer ones do not stay in the page cache */
@@ -291,6 +292,8 @@ static int fill_part(struct remote_dir *d, struct dir_root *root,
 	if (!err)
 		err = copy_bytes(src, fd, attr, progress);
 	if (!err)
+		err = FAULT("remote.dress", -ENOSPC);
+	if (!err)
 		err = dress(d, root, fd, part, attr->identity, tag, attr);
 	if (!err && attr->size > DROP_ABOVE)
 		(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
@@ -478,10 +481,13 @@ static int move_in(struct remote_dir *d, struct dir_root *root,
 		err = staged_label(d, root, temp, &n, tag);
 	if (!err)
 		err = label_for(root, &n, path, tag);
+	if (!err)
+		err = FAULT("remote.place", -EIO);
 	if (!err && renameat(root->staged, temp, p.parent, p.name))
 		err = -errno;
 	if (err)
 		return err;
+	(void)!FAULT("remote.placed", 0);
 	if (n.by_name) {
 		staged_path(temp, was_path);
 		name_remove(root, was_path);

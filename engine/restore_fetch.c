@@ -24,6 +24,7 @@
 #include "engine/moves.h"
 #include "engine/restore.h"
 #include "engine/thread.h"
+#include "metadata/fault.h"
 #include "metadata/log_message.h"
 
 #define N_FETCHERS 6
@@ -271,6 +272,8 @@ static int read_range(struct fetch *f, struct remote_object *o, void *buf,
 		return err;
 	n = fr->r->ops->read_object(o, buf, len, off);
 	err = remote_end(fr, n < 0 ? (int)n : 0);
+	if (!err)
+		err = FAULT("fetch.read", -EIO);
 	if (err)
 		return err;
 	/* Shorter than its record: somebody cut it. */
@@ -329,7 +332,10 @@ static int read_chunk(struct fetch *f, size_t i, void *buf)
 static int write_chunk(const struct fetch *f, size_t i, const uint8_t *buf)
 {
 	const size_t len = chunk_len(f, i);
+	int err = FAULT("fetch.write", -ENOSPC);
 
+	if (err)
+		return err;
 	for (size_t done = 0; done < len;) {
 		ssize_t n = pwrite(f->fd, buf + done, len - done,
 				   (off_t)((uint64_t)i * CHUNK_LEN + done));

@@ -21,6 +21,7 @@
 #include "engine/restore.h"
 #include "engine/thread.h"
 #include "engine/tier.h"
+#include "metadata/fault.h"
 #include "metadata/log_message.h"
 
 #define NOTE_DONE "restore.done"
@@ -680,6 +681,8 @@ int restore_import(struct meta *m, struct remote *r, uint64_t *n_files,
 		err = put_tree(&im, &s->root);
 	/* What else is in the log must be flushed first: the follower will,
 	 * and the import is made once more at the next mount. */
+	if (!err)
+		err = FAULT("import.settle", -EIO);
 	if (!err && all_durable)
 		err = settle(m, fresh);
 	if (err) {

@@ -27,6 +27,7 @@
 
 #include "engine/checksum.h"
 #include "engine/core.h"
+#include "metadata/fault.h"
 #include "metadata/log_message.h"
 
 #define MS INT64_C(1000000)
@@ -270,6 +271,8 @@ static int fill_seal(struct engine *e, struct inode *in, struct txn *t,
 	if (v->final)
 		txn_del_unsealed(t, in->ino);
 	r = add_seal_event(e, t, &rec);
+	if (r == 0)
+		r = FAULT("seal.log", -ENOMEM);
 	if (r < 0)
 		return r;
 	if (v->final && unmoved_since(&in->sealed, st))

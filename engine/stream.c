@@ -11,6 +11,7 @@
 
 #include "engine/core.h"
 #include "engine/thread.h"
+#include "metadata/fault.h"
 
 #define RUN_MOST 8u /* chunks at once: what is ended is not waited for long */
 
@@ -279,9 +280,10 @@ static int write_run(struct engine *e, const struct run *run, uint32_t *crcs)
 		.throttle = e->throttle,
 		.crcs = crcs,
 	};
-	int r;
+	int r = FAULT("stream.write", -EIO);
 
-	r = src->ops->open(src, run->s->backing->id, O_RDONLY, &fd);
+	if (r == 0)
+		r = src->ops->open(src, run->s->backing->id, O_RDONLY, &fd);
 	if (r < 0)
 		return r;
 	job.src_fd = fd;

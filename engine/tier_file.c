@@ -19,6 +19,7 @@
 #include <sys/statvfs.h>
 #include <time.h>
 
+#include "metadata/fault.h"
 #include "metadata/log_message.h"
 
 #define COUNT_EVERY_NS INT64_C(1000000000)
@@ -85,8 +86,10 @@ int tier_file_create(struct tier *tier, uint64_t id, int flags, int *fd)
 {
 	struct tier_file *t = tier_file_of(tier);
 	char name[TIER_NAME_LEN];
-	int got;
+	int got = FAULT("tier.create", -EMFILE);
 
+	if (got)
+		return got;
 	name_of(id, name);
 	flags |= O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
 	got = openat(t->dir_fd, name, flags, 0600);
@@ -100,8 +103,10 @@ int tier_file_open(struct tier *tier, uint64_t id, int flags, int *fd)
 {
 	struct tier_file *t = tier_file_of(tier);
 	char name[TIER_NAME_LEN];
-	int got;
+	int got = FAULT("tier.open", -EMFILE);
 
+	if (got)
+		return got;
 	name_of(id, name);
 	flags |= O_CLOEXEC | O_NOFOLLOW;
 	got = openat(t->dir_fd, name, flags);
@@ -126,7 +131,10 @@ int tier_file_remove(struct tier *tier, uint64_t id)
 	struct tier_file *t = tier_file_of(tier);
 	char name[TIER_NAME_LEN];
 	struct stat st = { 0 };
+	int err = FAULT("tier.remove", -EIO);
 
+	if (err)
+		return err;
 	name_of(id, name);
 	(void)fstatat(t->dir_fd, name, &st, AT_SYMLINK_NOFOLLOW);
 	if (unlinkat(t->dir_fd, name, 0))
@@ -181,10 +189,10 @@ int tier_file_preallocate(struct tier *tier, int fd, uint64_t off, uint64_t len)
 	struct tier_file *t = tier_file_of(tier);
 	struct stat before, after;
 	uint64_t have, need;
-	int rc;
+	int rc = FAULT("tier.preallocate", -ENOSPC);
 
-	if (!len)
-		return 0;
+	if (!len || rc)
+		return rc;
 	if (fstat(fd, &before))
 		return -errno;
 	have = (uint64_t)before.st_blocks * 512;

@@ -12,6 +12,7 @@
 
 #include "engine/ring.h"
 #include "engine/tier_file.h"
+#include "metadata/fault.h"
 
 #define BLOCK_LEN 4096
 
@@ -59,12 +60,20 @@ static int nvme_write(struct tier *t, struct tier_io *io)
 
 static int nvme_sync(struct tier *t, int fd)
 {
+	int err = FAULT("tier.sync", -EIO);
+
 	(void)t;
+	if (err)
+		return err;
 	return fdatasync(fd) ? -errno : 0;
 }
 
 static int nvme_sync_names(struct tier *t)
 {
+	int err = FAULT("tier.sync_names", -EIO);
+
+	if (err)
+		return err;
 	return fsync(tier_file_of(t)->dir_fd) ? -errno : 0;
 }
 

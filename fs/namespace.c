@@ -9,6 +9,7 @@
 #include "fs/event.h"
 #include "fs/hidden.h"
 #include "fs/node.h"
+#include "metadata/fault.h"
 
 /* ino 0: the kernel may remember that there is no such name. */
 static void reply_absent(fuse_req_t req)
@@ -248,7 +249,7 @@ static int drop_name(struct fs *fs, struct txn *t, struct node *node,
 		node->dir.nlink--;
 	dir_stamp(&node->dir, now);
 	txn_put_inode(t, &node->dir);
-	return 0;
+	return FAULT("unlink.drop", -ENOMEM);
 }
 
 static void remove_name(fuse_req_t req, uint64_t parent, const char *name,

@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 
+#include "metadata/fault.h"
 #include "metadata/internal.h"
 #include "metadata/keys.h"
 #include "metadata/record.h"
@@ -17,8 +18,11 @@ static struct store *durable(const struct meta *m)
 static int write_ops(struct meta *m, const struct bytes *ops, bool sync)
 {
 	struct slice run = bytes_slice(ops);
+	int err = FAULT("copy.record", -EIO);
 
-	return ops->failed ? -ENOMEM : store_write(&m->durable, &run, 1, sync);
+	if (ops->failed)
+		return -ENOMEM;
+	return err ? err : store_write(&m->durable, &run, 1, sync);
 }
 
 static int got_copy(void *arg, const void *val, size_t len)

@@ -16,6 +16,7 @@
  */
 #include <errno.h>
 
+#include "metadata/fault.h"
 #include "metadata/internal.h"
 #include "metadata/keys.h"
 #include "metadata/log_message.h"
@@ -219,9 +220,12 @@ int meta_advance(struct meta *m, uint64_t target, const struct copy_rec *copies,
 		err = put_contents(m, copies, n_copies, smalls, n_smalls,
 				   &contents);
 	if (!err)
+		err = FAULT("advance.write", -EIO);
+	if (!err)
 		err = write_target(m, target, &g, &contents);
 	if (err)
 		return err;
+	(void)!FAULT("advance.written", 0);
 	if (g.gap) {
 		mutex_lock(&m->remote_lock);
 		m->gap = g.gap;
@@ -287,7 +291,9 @@ static int set_remote_locked(struct meta *m, uint64_t seq, bool sync)
 	if (ops.failed)
 		return -ENOMEM;
 	run = bytes_slice(&ops);
-	err = store_write(&m->durable, &run, 1, sync);
+	err = FAULT("publish.mark", -EIO);
+	if (!err)
+		err = store_write(&m->durable, &run, 1, sync);
 	if (err)
 		return err;
 	m->remote_seq = seq;

@@ -27,6 +27,7 @@
 #include <time.h>
 
 #include "metadata/aside.h"
+#include "metadata/fault.h"
 #include "metadata/internal.h"
 #include "metadata/keys.h"
 #include "metadata/log_message.h"
@@ -50,8 +51,11 @@ static void reason(struct opening *o, const char *text)
 static int write_state(struct store *s, const struct bytes *ops, bool sync)
 {
 	struct slice run = bytes_slice(ops);
+	int err = FAULT("open.state", -EIO);
 
-	return ops->failed ? -ENOMEM : store_write(s, &run, 1, sync);
+	if (ops->failed)
+		return -ENOMEM;
+	return err ? err : store_write(s, &run, 1, sync);
 }
 
 /* ---- the durable database --------------------------------------------- */
@@ -278,6 +282,8 @@ static int rebuild_accepted(struct opening *o)
 		o->opened->start = META_POWER_CUT;
 		err = recover_durable(&m->durable, &o->opened->n_dropped);
 	}
+	if (!err)
+		err = FAULT("open.copy", -ENOSPC);
 	if (!err)
 		err = open_accepted(o, true);
 	if (!err)

@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include "metadata/fault.h"
 #include "metadata/internal.h"
 #include "metadata/keys.h"
 #include "metadata/log_message.h"
@@ -168,8 +169,12 @@ static int write_batch(struct txn *t, bool logged)
 	struct slice runs[2] = { bytes_slice(&t->local),
 				 bytes_slice(&t->shared) };
 	struct key key;
-	int err = store_write(&m->accepted, runs, 2, false);
+	int err = FAULT("txn.commit", -ENOSPC);
 
+	if (!err)
+		err = store_write(&m->accepted, runs, 2, false);
+	if (!err)
+		(void)!FAULT("txn.committed", 0);
 	if (!err || !logged)
 		return err;
 	/* Tried twice and failed: did one of them reach the log after all? */
