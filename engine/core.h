@@ -232,6 +232,7 @@ struct engine {
 		pthread_cond_t added;
 		TAILQ_HEAD(, inode) list;
 		unsigned n, settling;
+		int error; /* why the first one cannot be settled */
 		bool stop;
 		bool asleep;              /* the settler: it must be woken */
 		_Atomic unsigned pending; /* n + settling, for the fast path */
@@ -421,7 +422,8 @@ MUST_CHECK int inode_log_unsealed_locked(struct engine *e, struct inode *in,
 
 /* seal.c */
 void mark_add(struct engine *e, struct inode *in);
-void settle(struct engine *e);
+/* -errno: a seal failed; its mark, and those behind it, wait. */
+int settle(struct engine *e);
 /* The last writer of in let go: what comes next need not wait for its seal. */
 void settle_released(struct engine *e, struct inode *in);
 /* What the file holds now becomes a version, if it changed. */

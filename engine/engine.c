@@ -84,8 +84,11 @@ void engine_set_io_note(struct engine *e, const char *note)
 
 struct txn *engine_txn_begin(struct engine *e)
 {
-	settle(e);
-	return txn_begin(e->meta);
+	int r = settle(e);
+	struct txn *t = txn_begin(e->meta);
+
+	txn_refuse(t, r);
+	return t;
 }
 
 void drop_version(struct engine *e, struct txn *t, uint64_t version)
@@ -633,7 +636,8 @@ static int recover(struct start *s)
  * nothing left but what overwrote it. */
 static int seal_left(struct start *s)
 {
-	settle(s->e);
+	/* What cannot be sealed now keeps its mark. */
+	(void)settle(s->e);
 	return 0;
 }
 
@@ -739,7 +743,7 @@ static void mark_all_written(struct engine *e)
 		if (!in)
 			return;
 		mark_add(e, in);
-		settle(e);
+		(void)settle(e);
 		in->marked_ns = -1; /* once is enough */
 		inode_put(e, in);
 	}

@@ -83,7 +83,9 @@ void engine_set_io_note(struct engine *e, const char *note);
 
 /* ---- namespace transactions ------------------------------------------- */
 
-/* Settles the marks, then txn_begin(). Every event goes through here. */
+/* Settles the marks, then txn_begin(). Every event goes through here. While a
+ * mark cannot be settled only what makes room is let through: the commit of
+ * anything else fails with the seal's error. */
 struct txn *engine_txn_begin(struct engine *e);
 /* txn_commit(), then what follows from it (copies freed, follower told). */
 MUST_CHECK int engine_txn_commit(struct engine *e, struct txn *t,
@@ -191,8 +193,9 @@ typedef void done_fn(void *arg, int err);
 void engine_fsync(struct engine *e, uint64_t ino, enum level level,
 		  done_fn *done, void *arg);
 enum level engine_fsync_level(const struct engine *e);
-/* Settles all marks and returns the newest number: what `wait` waits for. */
-uint64_t engine_seal_all(struct engine *e);
+/* Settles all marks; the newest number then: what `wait` waits for. -errno: of
+ * a seal that failed, and will be tried again. */
+MUST_CHECK int engine_seal_all(struct engine *e, uint64_t *seq);
 /* Has seq reached the level? -errno if the way there is blocked by an error. */
 MUST_CHECK int engine_reached(struct engine *e, uint64_t seq, enum level level,
 			      bool *out);

@@ -522,12 +522,14 @@ int file_open(struct engine *e, uint64_t ino, int flags, struct open_reply *out)
 	struct inode *in;
 	uint64_t wait_for = 0;
 	bool fresh;
-	int r;
+	int r = 0;
 
 	/* What was closed before is sealed before what is written from now
 	 * on, also if we die before either has its seal. */
 	if ((flags & O_ACCMODE) != O_RDONLY || flags & O_TRUNC)
-		settle(e);
+		r = settle(e);
+	if (r < 0)
+		return r;
 	r = inode_get(e, ino, &fresh, &in);
 	if (r < 0)
 		return r;

@@ -12,7 +12,10 @@
  * Invariants
  *  1. A mark leaves the list only when its seal has its number: settle()
  *     also waits for a mark that another thread is settling. One at a time,
- *     in the order of the closes: that is the order of the seals.
+ *     in the order of the closes: that is the order of the seals. Where the
+ *     seal fails (no room, no memory) the mark stays and all behind it wait;
+ *     no event is logged meanwhile but those that make room, or an fsync
+ *     would promise, and `latest` name, what is not in the log.
  *  2. Whoever seals holds the inode's lock, then the door: an event logged
  *     later has a larger number.
  *  3. A final seal says that nobody can write the file: the flusher may map
@@ -36,6 +39,7 @@
 #define AWAKE (20 * MS)
 #define N_EXTENTS_SEEN 256
 #define N_MAPPED 64       /* looked at in one turn */
+#define AGAIN (100 * MS)  /* after a seal that failed */
 #define TICK_NS (20 * MS) /* coarse ctime may hide a change this long */
 
 void mark_add(struct engine *e, struct inode *in)
@@ -414,10 +418,18 @@ int seal_snapshot_locked(struct engine *e, struct inode *in)
 
 /* ---- settling --------------------------------------------------------- */
 
-/* false: leave the mark for later. */
-static bool settle_one_locked(struct engine *e, struct inode *in, bool force)
-	MUST_HOLD(in->lock);
-static bool settle_one_locked(struct engine *e, struct inode *in, bool force)
+/* May the same seal work later? Else waiting would hold up all others. */
+static bool will_pass(int err)
+{
+	return err == -ENOSPC || err == -ENOMEM || err == -EIO ||
+	       err == -EMFILE || err == -ENFILE;
+}
+
+/* false: leave the mark for later, because of *err if that is set. */
+static bool settle_one_locked(struct engine *e, struct inode *in, bool force,
+			      int *err) MUST_HOLD(in->lock);
+static bool settle_one_locked(struct engine *e, struct inode *in, bool force,
+			      int *err)
 {
 	struct look now = { 0 };
 	int r = 0;
@@ -431,6 +443,10 @@ static bool settle_one_locked(struct engine *e, struct inode *in, bool force)
 	} else if (force) {
 		r = seal_snapshot_locked(e, in);
 	} else {
+		return false;
+	}
+	if (will_pass(r)) {
+		*err = r;
 		return false;
 	}
 	if (r < 0) {
@@ -451,15 +467,20 @@ static struct inode *pop_mark_locked(struct engine *e, struct inode *in)
 }
 
 /* Its reference goes with it, or stays with the mark put back (true). */
-static bool settle_popped(struct engine *e, struct inode *in, bool force)
+static bool settle_popped(struct engine *e, struct inode *in, bool force,
+			  int *err)
 {
-	bool done, put = true;
+	bool done, news, put = true;
 
+	*err = 0;
 	mutex_lock(&in->lock);
-	done = settle_one_locked(e, in, force);
+	done = settle_one_locked(e, in, force, err);
 	mutex_unlock(&in->lock);
 
 	mutex_lock(&e->marks.lock);
+	news = *err && !e->marks.error;
+	if (done || *err)
+		e->marks.error = *err;
 	e->marks.settling--;
 	if (!done && !in->in_marks) {
 		/* It was the first: the order of the closes stays. */
@@ -472,19 +493,24 @@ static bool settle_popped(struct engine *e, struct inode *in, bool force)
 	}
 	pthread_cond_broadcast(&e->marks.settled);
 	mutex_unlock(&e->marks.lock);
+	if (news)
+		message_error("cannot seal inode %lu: %s: nothing is accepted "
+			      "until it is",
+			      (unsigned long)in->ino, strerror(-*err));
 	if (put)
 		inode_put(e, in);
 	return !put;
 }
 
-void settle(struct engine *e)
+int settle(struct engine *e)
 {
 	struct inode *in;
+	int err = 0;
 
 	if (!e->marks.pending)
-		return;
+		return 0;
 	mutex_lock(&e->marks.lock);
-	while (e->marks.n || e->marks.settling) {
+	while (!err && (e->marks.n || e->marks.settling)) {
 		if (e->marks.settling) {
 			/* Taken by another thread: wait until it has its
 			 * number (or is back in the list). */
@@ -493,15 +519,17 @@ void settle(struct engine *e)
 		}
 		in = pop_mark_locked(e, TAILQ_FIRST(&e->marks.list));
 		mutex_unlock(&e->marks.lock);
-		settle_popped(e, in, true);
+		settle_popped(e, in, true, &err);
 		mutex_lock(&e->marks.lock);
 	}
 	mutex_unlock(&e->marks.lock);
+	return err;
 }
 
 void settle_released(struct engine *e, struct inode *in)
 {
 	bool first;
+	int err;
 
 	mutex_lock(&e->marks.lock);
 	first = !e->marks.settling && TAILQ_FIRST(&e->marks.list) == in;
@@ -509,7 +537,7 @@ void settle_released(struct engine *e, struct inode *in)
 		pop_mark_locked(e, in);
 	mutex_unlock(&e->marks.lock);
 	if (first)
-		settle_popped(e, in, false);
+		settle_popped(e, in, false, &err);
 }
 
 /* The next look at a mark of this age: 1, 10, 100 ms after it was set. */
@@ -529,6 +557,7 @@ static int64_t settle_due(struct engine *e)
 	int64_t now = now_mono_ns(), age = 0;
 	bool kept = false;
 	struct inode *in;
+	int err = 0;
 
 	mutex_lock(&e->marks.lock);
 	while (!kept) {
@@ -540,23 +569,28 @@ static int64_t settle_due(struct engine *e)
 		age = now - in->marked_ns;
 		pop_mark_locked(e, in);
 		mutex_unlock(&e->marks.lock);
-		kept = settle_popped(e, in, age >= SETTLE_BY);
+		kept = settle_popped(e, in, age >= SETTLE_BY, &err);
 		mutex_lock(&e->marks.lock);
 	}
 	mutex_unlock(&e->marks.lock);
 	if (!kept)
 		return -1;
+	if (err)
+		return AGAIN;
 	return next_look(age) > MS / 2 ? next_look(age) : MS / 2;
 }
 
 /* A file with a writable mapping and no descriptor. */
 static bool mapped_only(struct engine *e, struct inode *in)
 {
-	bool yes;
+	bool marked, yes;
 	int r;
 
+	mutex_lock(&e->marks.lock);
+	marked = in->in_marks;
+	mutex_unlock(&e->marks.lock);
 	mutex_lock(&in->lock);
-	yes = in->written && in->n_handles == 0 &&
+	yes = !marked && in->written && in->n_handles == 0 &&
 	      now_mono_ns() - in->snapshot_ns > MAPPED_EVERY;
 	if (yes) {
 		in->snapshot_ns = now_mono_ns();
@@ -633,9 +667,10 @@ bool engine_any_written(struct engine *e)
 int file_seal_written(struct engine *e, uint64_t ino)
 {
 	struct inode *in;
-	int r;
+	int r = settle(e); /* what was closed before comes first */
 
-	settle(e); /* what was closed before comes first */
+	if (r < 0)
+		return r;
 	in = inode_find(e, ino);
 	if (!in)
 		return 0;
@@ -649,8 +684,11 @@ int file_seal_written(struct engine *e, uint64_t ino)
 	return r;
 }
 
-uint64_t engine_seal_all(struct engine *e)
+int engine_seal_all(struct engine *e, uint64_t *seq)
 {
-	settle(e);
-	return meta_accepted_seq(e->meta);
+	int r = settle(e);
+
+	if (r == 0)
+		*seq = meta_accepted_seq(e->meta);
+	return r;
 }

@@ -64,7 +64,7 @@ int engine_file_state(struct engine *e, uint64_t ino, struct file_state *out)
 	struct backing *b;
 	int r;
 
-	settle(e);
+	(void)settle(e);
 	r = engine_stat(e, ino, &rec);
 	if (r < 0)
 		return r;
@@ -171,7 +171,7 @@ static int count_one(struct engine *e, const struct inode_rec *rec, void *arg)
 
 int engine_tree_state(struct engine *e, uint64_t ino, struct tree_state *out)
 {
-	settle(e);
+	(void)settle(e);
 	memset(out, 0, sizeof(*out));
 	return walk_tree(e, ino, count_one, out);
 }
@@ -259,6 +259,11 @@ static void status_dram(struct engine *e, struct tier_status *t)
 	t->size = rs.limit;
 	t->seq = meta_accepted_seq(e->meta);
 	t->rate = e->rates[LEVEL_DRAM].lately;
+	mutex_lock(&e->marks.lock);
+	if (e->marks.error)
+		snprintf(t->error, sizeof(t->error), "cannot seal: %s",
+			 strerror(-e->marks.error));
+	mutex_unlock(&e->marks.lock);
 	if (rs.note[0])
 		snprintf(t->note, sizeof(t->note), "%s", rs.note);
 	else if (e->config.reserve)

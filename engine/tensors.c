@@ -514,7 +514,7 @@ int tensors_current(struct engine *e, uint64_t ino, uint64_t *version)
 	struct inode_rec rec;
 	int r;
 
-	settle(e); /* what was closed is a version */
+	(void)settle(e); /* what was closed is a version */
 	r = view_inode(meta_accepted(e->meta), ino, &rec);
 
 	if (r < 0)

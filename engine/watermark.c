@@ -571,10 +571,10 @@ void engine_fsync(struct engine *e, uint64_t ino, enum level level,
 		  done_fn *done, void *arg)
 {
 	uint64_t seq;
-	int r;
+	int r = settle(e);
 
-	settle(e);
-	r = seal_for_fsync(e, ino, level);
+	if (r == 0 || level == LEVEL_DRAM)
+		r = seal_for_fsync(e, ino, level);
 	seq = meta_accepted_seq(e->meta);
 	if (r < 0 || level_seq(e, level) >= seq) {
 		done(arg, r);
@@ -649,5 +649,8 @@ int engine_wait(struct engine *e, uint64_t seq, enum level level,
 
 int engine_drain(struct engine *e, enum level level, int timeout_ms)
 {
-	return engine_wait(e, engine_seal_all(e), level, timeout_ms);
+	uint64_t seq;
+	int r = engine_seal_all(e, &seq);
+
+	return r < 0 ? r : engine_wait(e, seq, level, timeout_ms);
 }

@@ -144,10 +144,13 @@ struct question {
 /* Of one that was replaced or removed meanwhile: when that has got so far. */
 static int file_seq(struct fs *fs, uint64_t ino, uint64_t *seq)
 {
-	uint64_t newest = engine_seal_all(fs->engine);
 	struct tree_state tree;
-	int err = engine_tree_state(fs->engine, ino, &tree);
+	uint64_t newest;
+	int err = engine_seal_all(fs->engine, &newest);
 
+	if (err)
+		return err;
+	err = engine_tree_state(fs->engine, ino, &tree);
 	if (!err || err == -ENOENT)
 		*seq = err ? newest : tree.seq;
 	return err == -ENOENT ? 0 : err;

@@ -90,11 +90,10 @@ static int do_path_state(struct fs *fs, struct control_msg *m)
 static int do_seal(struct fs *fs, struct control_msg *m)
 {
 	struct tree_state tree;
-	int err;
+	int err = engine_seal_all(fs->engine, &m->seq);
 
-	m->seq = engine_seal_all(fs->engine);
-	if (!m->ino || m->ino == META_ROOT_INO)
-		return 0;
+	if (err || !m->ino || m->ino == META_ROOT_INO)
+		return err;
 	err = engine_tree_state(fs->engine, m->ino, &tree);
 	if (!err)
 		m->seq = tree.seq;

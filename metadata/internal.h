@@ -30,7 +30,8 @@ struct view {
 struct txn {
 	struct meta *m;
 	uint64_t seq;
-	int error; /* sticky: the first one */
+	int error;   /* sticky: the first one */
+	int refused; /* unless it frees */
 	bool frees, moves_dir;
 	unsigned int n_dentries;
 	struct bytes shared; /* operations that go into the log */

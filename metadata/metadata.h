@@ -206,6 +206,8 @@ uint64_t txn_seq(const struct txn *t);
 size_t txn_len(const struct txn *t);
 /* This transaction makes room (unlink, rmdir): let it through when full. */
 void txn_frees(struct txn *t);
+/* Its commit fails with err, unless it makes room. */
+void txn_refuse(struct txn *t, int err);
 /* At most one event a transaction; copied. Paths as they were: see there. */
 void txn_event(struct txn *t, const struct event *ev);
 /* false: no remote, events are not kept; do not bother to make one. */

@@ -66,6 +66,7 @@ struct txn *txn_begin(struct meta *m)
 	t->error = settle(m);
 	t->seq = next_seq(m);
 	t->frees = t->moves_dir = false;
+	t->refused = 0;
 	t->n_dentries = 0;
 	bytes_clear(&t->shared, KEEP_BYTES);
 	bytes_clear(&t->local, KEEP_BYTES);
@@ -92,6 +93,11 @@ size_t txn_len(const struct txn *t)
 void txn_frees(struct txn *t)
 {
 	t->frees = true;
+}
+
+void txn_refuse(struct txn *t, int err)
+{
+	t->refused = err;
 }
 
 bool meta_keeps_events(const struct meta *m)
@@ -191,6 +197,8 @@ static int commit(struct txn *t, bool logged)
 
 	if (t->shared.failed || t->local.failed || t->event.failed)
 		err = err ? err : -ENOMEM;
+	if (!err && !t->frees)
+		err = t->refused;
 	if (!err)
 		err = check_room(m, t);
 	if (err)

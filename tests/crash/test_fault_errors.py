@@ -3,8 +3,11 @@
 lives, what failed left no trace and works when it is done again, all that an
 fsync promised is there when the DRAM is lost, the remote converges, and fsck
 finds nothing. $CKPTFS_FAULT_FULL=1: at every pass of every point."""
+import os
+
 import pytest
 
+import calls
 import journal
 import mounted
 import sweep
@@ -45,3 +48,24 @@ def test_each_fails_once(mode):
     print(f"{n_fired} fired, {len(wrong)} went wrong")
     assert not wrong, "\n\n".join(wrong)
     assert n_fired >= len(passed) // 2, "hardly any fired"
+
+
+def test_a_seal_that_fails_is_not_passed(mode):
+    """A file was closed, and its seal fails: an fsync of something else does
+    not promise it, nothing is logged ahead of it, and it is tried again."""
+    sweep.need_faults()
+    m = sweep.Faulty(mode)
+    data = calls.noise(200_000)
+    try:
+        assert m.begin("seal.log:1")
+        calls.write(m.path / "shard", data)
+        mkdir = calls.errno_of(os.mkdir, m.path / "later")
+        with calls.opened(m.path, os.O_RDONLY) as fd:
+            mounted.until(lambda: not calls.errno_of(os.fsync, fd), 30)
+        assert m.fired()
+        m.lose_dram()
+        assert calls.read(m.path / "shard") == data
+        assert (m.path / "later").exists() == (mkdir == 0)
+        assert not m.status()["tiers"][0]["error"]
+    finally:
+        m.close()
