@@ -123,6 +123,15 @@ static int owner_write(const char *base, const char *nvme_dir, pid_t pid)
 	return fclose(f) ? -errno : 0;
 }
 
+/* Of whichever daemon, dead or alive. */
+static bool has_owner(const char *base)
+{
+	char path[300];
+
+	snprintf(path, sizeof(path), "%s/owner", base);
+	return access(path, F_OK) == 0;
+}
+
 /* No owner file, or one that cannot be read: nobody owns it. */
 static bool owner_lives(const char *base)
 {
@@ -372,6 +381,7 @@ int dram_place_open(const char *name, const char *nvme_dir, pid_t owner,
 		p.why[0] = '\0';
 	else
 		rc = place_shm(&p, name, limit, meta_limit);
+	p.found = has_owner(p.base);
 	if (!rc)
 		rc = owner_write(p.base, nvme_dir, owner);
 	if (rc && rc != -ENOSPC) {

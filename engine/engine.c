@@ -711,7 +711,9 @@ int engine_start(const struct engine_config *config, char *why, size_t why_len,
 	if (r < 0) {
 		(void)fail(&s, r, "cannot start: %s", strerror(-r));
 		stop_threads(e);
-		engine_free(e, e->opened.start == META_CARRIED_ON);
+		/* What a dead daemon left there may be all there is of it: the
+		 * next start carries on. */
+		engine_free(e, e->place.found);
 		return r;
 	}
 	dram_place_warn(&e->place);

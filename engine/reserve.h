@@ -28,6 +28,7 @@ struct dram_place {
 	char dir[256];      /* …/dram: backing files */
 	char meta_dir[256]; /* …/meta: accepted database */
 	char base[256];     /* parent of both */
+	bool found;         /* with what an earlier daemon left in it */
 	bool own_tmpfs;     /* we mounted it (else a directory in /dev/shm) */
 	char why[160];      /* why not, if not */
 };

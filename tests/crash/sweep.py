@@ -102,9 +102,17 @@ def need_faults():
         raise mounted.Missing("a build without fault points (CKPT_FAULTS=ON)")
 
 
+def count(text):
+    """How often each point was passed: those that fail, and all."""
+    found = re.findall(r"fault point '([^']+)'( \(death only\))?", text)
+    return (collections.Counter(n for n, deadly in found if not deadly),
+            collections.Counter(n for n, _ in found))
+
+
 class Faulty(mounted.Mounted):
     """A mount whose daemon is started with a point armed."""
     fault = None
+    code = None  # of a start that failed
 
     def popen(self, command, **more):
         if self.fault and str(command[0]).endswith("/ckptfs"):
@@ -120,8 +128,8 @@ class Faulty(mounted.Mounted):
         try:
             self.start()
         except AssertionError:
-            code = self.process.poll()
-            if code is None or code == 0:
+            self.code = self.process.poll()
+            if not self.code:
                 raise
             self.process = None
         finally:
@@ -132,11 +140,7 @@ class Faulty(mounted.Mounted):
         return "fault '" in self.log.read_text(errors="replace")
 
     def passed(self):
-        """How often each point was passed: (with an error, in all)."""
-        text = self.log.read_text(errors="replace")
-        found = re.findall(r"fault point '([^']+)'( \(death only\))?", text)
-        return (collections.Counter(n for n, deadly in found if not deadly),
-                collections.Counter(n for n, _ in found))
+        return count(self.log.read_text(errors="replace"))
 
     def fsck(self):
         """Of a copy of the durable database, as it is now on the disk."""
