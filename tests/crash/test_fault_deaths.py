@@ -12,7 +12,7 @@ import sweep
 from test_fault_errors import counts
 
 pytestmark = [pytest.mark.modes("passthrough", "served"), pytest.mark.root]
-N = 32
+N = 24
 
 
 @pytest.mark.limit(3600 if sweep.FULL else 240)

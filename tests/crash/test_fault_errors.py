@@ -13,7 +13,7 @@ import mounted
 import sweep
 
 pytestmark = [pytest.mark.modes("passthrough", "served"), pytest.mark.root]
-N = 32
+N = 24
 
 
 def counts(mode):

@@ -15,12 +15,12 @@ import steps
 import sweep
 
 pytestmark = [pytest.mark.modes("passthrough", "served"), pytest.mark.root]
-N = 8
+N = 5
 
 
 def left_behind(mode):
     """A mount whose daemon died with work to do: what was written."""
-    m = sweep.Faulty(mode, remote=True, flush_rate="4M")
+    m = sweep.Faulty(mode, remote=True, flush_rate="20M")
     try:
         m.start()
         work = sweep.Errors(m)
