@@ -265,7 +265,9 @@ static void say_why(const struct remote_dir *d, bool known, int err, char *why,
 			 name, MARKER);
 	else if (err == -ENOENT && known)
 		snprintf(why, why_len,
-			 "%s is not there, or its %s is gone: is it mounted?",
+			 "%s is not there, or its %s is gone: is it mounted? "
+			 "(this state belongs to a remote that was published "
+			 "to before; for another one give another nvme=)",
 			 name, MARKER);
 	else if (err == -EUCLEAN)
 		snprintf(why, why_len, "%s: its %s is not a marker", name,

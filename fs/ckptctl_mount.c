@@ -123,6 +123,9 @@ static int open_root(struct ctl_mount *m)
 	struct stat st, root;
 	int err;
 
+	if (stat(m->path, &st) && errno == ENOTCONN)
+		return ctl_fail("'%s': its daemon is dead; mount it again",
+				m->path);
 	if (stat(m->path, &st))
 		return ctl_fail("'%s': %s", m->path, ctl_error_text(-errno));
 	if (!ctl_on_fuse(m->path))

@@ -22,7 +22,7 @@ static const char help[] =
 	"  nvme=DIR          where all local state lies (one a mount point, in\n"
 	"                    /var/lib/ckptfs or ~/.local/state/ckptfs)\n"
 	"  nvme_size=SIZE    what it may take (the filesystem)\n"
-	"  remote=REMOTE     dir:/PATH, or s3://BUCKET/PREFIX\n"
+	"  remote=REMOTE     dir:/PATH\n"
 	"  fsync=LEVEL       what fsync promises: dram, nvme, remote (nvme)\n"
 	"  io=MODE           passthrough, served, auto (auto)\n"
 	"  reserve=yes|no    hold the DRAM from mount on (yes with dram=)\n"

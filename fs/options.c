@@ -20,6 +20,11 @@ static int set_dram(struct parse *p, const char *value)
 	if (!err && p->o->dram < DRAM_MIN)
 		return parse_fail(p, "dram=%s is too small: give 8M or more",
 				  value);
+	if (!err && p->o->dram > memory_size())
+		return parse_fail(p,
+				  "dram=%s is more than this machine has (%lu "
+				  "MiB): give less, or a percentage",
+				  value, (unsigned long)(memory_size() >> 20));
 	return err;
 }
 

@@ -203,10 +203,17 @@ static uint64_t filesystem_size(const char *path)
 
 static int finish_nvme_size(struct parse *p)
 {
+	int err;
+
 	if (!p->nvme_size)
 		return 0;
-	return parse_size(p, "nvme_size", p->nvme_size,
-			  filesystem_size(p->o->nvme), &p->o->nvme_size);
+	err = parse_size(p, "nvme_size", p->nvme_size,
+			 filesystem_size(p->o->nvme), &p->o->nvme_size);
+	if (!err && p->o->nvme_size < NVME_MIN)
+		return parse_fail(p,
+				  "nvme_size=%s is too small: give 64M or more",
+				  p->nvme_size);
+	return err;
 }
 
 /* mount(8) leaves out what holds for every other filesystem; libfuse would

@@ -9,6 +9,7 @@
 #include "fs/options.h"
 
 #define DRAM_MIN (UINT64_C(8) << 20)
+#define NVME_MIN (UINT64_C(64) << 20)
 
 struct parse {
 	struct options *o;

@@ -214,8 +214,8 @@ static int check_remote(struct parse *p, const char *where, const char *value)
 				  where, value);
 	if (*value != '/' && !strchr(value, ':'))
 		return parse_fail(p,
-				  "%s%s: not a remote; write dir:/PATH or "
-				  "s3://BUCKET/PREFIX, or none",
+				  "%s%s: not a remote; write dir:/PATH, or "
+				  "none",
 				  where, value);
 	return 0;
 }

@@ -2,7 +2,7 @@
 /*
  * The file of a capture. Its temporary name tells by its process id and by a
  * flock whether somebody still fills it; what a dead process left is removed by
- * the next capture of the same name.
+ * the next capture into the same directory.
  *
  * Room is allocated in steps ahead of whoever writes (a full disk is then
  * -ENOSPC and never a SIGBUS through the mapping), small enough that the first
@@ -13,6 +13,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -54,8 +55,8 @@ int target_init(struct target *t, const char *path)
 	*t = (struct target){ .dir_fd = -1, .fd = -1 };
 	if (!*name || !strcmp(name, ".") || !strcmp(name, ".."))
 		return -EINVAL;
-	if (strlen(name) > 200)
-		return -ENAMETOOLONG; /* the temporary one is longer */
+	if (strlen(name) > NAME_MAX)
+		return -ENAMETOOLONG;
 	t->name = strdup(name);
 	t->dir = absolute_dir(path, slash);
 	pthread_mutex_init(&t->lock, NULL);
@@ -75,17 +76,23 @@ void target_fini(struct target *t)
 
 /* ---- temporary names --------------------------------------------------- */
 
-/* Is entry ".NAME.ckpt-PID-N"? */
-static bool is_temp_of(const char *entry, const char *name, long *pid)
+static bool is_number(const char *s)
 {
-	size_t len = strlen(name);
+	return *s && s[strspn(s, "0123456789")] == 0;
+}
+
+/* Is entry ".NAME.ckpt-PID-N", of whatever name? */
+static bool is_temp(const char *entry, long *pid)
+{
+	const char *mark = NULL, *next = entry;
 	char *end;
 
-	if (entry[0] != '.' || strncmp(entry + 1, name, len) != 0 ||
-	    strncmp(entry + 1 + len, TEMP_MARK, strlen(TEMP_MARK)) != 0)
+	while (entry[0] == '.' && (next = strstr(next + 1, TEMP_MARK)))
+		mark = next;
+	if (!mark || mark == entry)
 		return false;
-	*pid = strtol(entry + 1 + len + strlen(TEMP_MARK), &end, 10);
-	return *pid > 0 && *end == '-';
+	*pid = strtol(mark + strlen(TEMP_MARK), &end, 10);
+	return *pid > 0 && *end == '-' && is_number(end + 1);
 }
 
 /* Its process is gone (not: cannot be seen from here) and nobody has locked
@@ -113,7 +120,7 @@ static void sweep(const struct target *t)
 		return;
 	}
 	while ((entry = readdir(d)))
-		if (is_temp_of(entry->d_name, t->name, &pid) &&
+		if (is_temp(entry->d_name, &pid) &&
 		    is_left(t->dir_fd, entry->d_name, pid))
 			unlinkat(t->dir_fd, entry->d_name, 0);
 	closedir(d);
@@ -148,7 +155,8 @@ static int make_temp(struct target *t)
 	static atomic_uint counter;
 	struct stat st;
 
-	if (asprintf(&t->temp, ".%s" TEMP_MARK "%ld-%u", t->name,
+	/* Of a long name the beginning must do. */
+	if (asprintf(&t->temp, ".%.200s" TEMP_MARK "%ld-%u", t->name,
 		     (long)getpid(), atomic_fetch_add(&counter, 1)) < 0) {
 		t->temp = NULL;
 		return -ENOMEM;

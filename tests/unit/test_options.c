@@ -103,9 +103,9 @@ static void test_all_options(void)
 {
 	struct options o;
 
-	takes(&o, "dram=64G,nvme=/n,nvme_size=1T,remote=dir:/r,fsync=remote,"
+	takes(&o, "dram=2G,nvme=/n,nvme_size=1T,remote=dir:/r,fsync=remote,"
 		  "io=served,flush_rate=2G,log=/l,faulty=write:error=EIO");
-	assert(o.dram == UINT64_C(64) << 30 && o.reserve);
+	assert(o.dram == UINT64_C(2) << 30 && o.reserve);
 	assert(!strcmp(o.nvme, "/n") && !o.nvme_is_default);
 	assert(o.nvme_size == UINT64_C(1) << 40);
 	assert(!strcmp(o.remote, "dir:/r") && o.fsync == LEVEL_REMOTE);
@@ -140,6 +140,8 @@ static void test_refusals(void)
 {
 	refuses("drm=4G", "'drm': did you mean 'dram='");
 	refuses("nvmesize=4G", "'nvme_size='");
+	refuses("nvme=/n,nvme_size=1M", "64M or more");
+	refuses("dram=100000G", "more than this machine has");
 	refuses("alow_other", "'allow_other'");
 	refuses("zzzzzzzz=1", "unknown option 'zzzzzzzz'");
 	refuses("dram", "'dram' wants a value");

@@ -189,9 +189,14 @@ class Capture:
     def _failed(self, number: int) -> CaptureError:
         """It, or what is behind it."""
         if not _native.error(self._handle):
+            why = os.strerror(-number)
+            if number == -errno.EOPNOTSUPP:
+                why = ("it is on no ckptfs mount that has a remote: mount with "
+                       "remote=, or wait for 'nvme'")
             return make_error(number, self._path,
-                              f"cannot wait for '{self._path}': "
-                              f"{os.strerror(-number)}")
+                              f"cannot wait for '{self._path}': {why}")
+        if number == -errno.EFAULT and self._watch and not self._what:
+            self._what = self._watch.changed()  # freed under the engine
         # What it borrows may still be read until it has ended.
         _native.cancel(self._handle)
         self._watch = None
@@ -290,21 +295,33 @@ def configure(*, at_exit: Literal["drain", "abort"] | None = None,
         0: 8 MiB.
 
     Waits for what is being captured, as close() does. Raises ValueError.
+    A capture that fails at the end of the process is told on stderr, but does
+    not change the exit status: call close() before, which raises.
     """
     if at_exit not in (None, "drain", "abort"):
         raise ValueError(f"at_exit={at_exit!r}: 'drain' or 'abort' is wanted")
     given = {"staging": staging, "budget": budget, "chunk": chunk}
     for name, value in given.items():
-        if value is not None and value < 0:
-            raise ValueError(f"{name}={value}: it cannot be negative")
+        if value is not None and (not isinstance(value, int) or value < 0):
+            raise ValueError(f"{name}={value!r}: a number of bytes is wanted")
     if chunk and (chunk % 4096 or chunk > 64 << 20):
         raise ValueError(f"chunk={chunk}: a multiple of 4096 up to 64 MiB is "
                          "wanted")
+    _check_sizes(chunk, staging)
     with _lock:
         close()
         if at_exit is not None:
             _options["at_exit"] = at_exit
         _options.update({k: v for k, v in given.items() if v is not None})
+
+
+def _check_sizes(chunk: int | None, staging: int | None) -> None:
+    """A buffer of the pool is a chunk."""
+    one = (_options["chunk"] if chunk is None else chunk) or 8 << 20
+    pool = (_options["staging"] if staging is None else staging) or 256 << 20
+    if pool < one:
+        raise ValueError(f"staging={pool}: not less than a chunk ({one} bytes) "
+                         "is wanted")
 
 
 def _open_engine() -> Any:
@@ -397,7 +414,8 @@ def fence() -> None:
 
 def wait(level: Level = "nvme", timeout: float | None = None) -> None:
     """Wait until everything that this process has captured has reached a level;
-    see Capture.wait(). Raises the first failure."""
+    see Capture.wait(). Raises the first failure. (Of captures older than the
+    last 64 only failures are known; they are on nvme.)"""
     deadline = None if timeout is None else time.monotonic() + timeout
     number = _level(level)
     with _lock:
@@ -410,7 +428,7 @@ def wait(level: Level = "nvme", timeout: float | None = None) -> None:
             pass
     with _lock:
         _prune()
-        if number >= LEVELS["nvme"]:
+        if number >= LEVELS["remote"]:
             _forget(captures)
 
 

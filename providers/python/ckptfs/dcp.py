@@ -25,6 +25,7 @@ import io
 import mmap
 import os
 import threading
+import time
 import zipfile
 from collections import OrderedDict
 from typing import Any
@@ -191,17 +192,43 @@ class Writer(FileSystemWriter):
         """Write .metadata (called by dcp, on the coordinator, last)."""
         if self._deferred:
             self._finish = metadata, results
-        else:
-            super().finish(metadata, results)
+            return
+        super().finish(metadata, results)
+        if self.sync_files:
+            self._sync_metadata("nvme")
 
-    def _publish(self) -> None:
+    def _publish(self) -> bool:
+        """False: another rank does."""
         if self._finish:
             super().finish(*self._finish)
+        return self._finish is not None
+
+    def _sync_metadata(self, level: Level) -> None:
+        """torch syncs .metadata as fsync of the mount goes; a level beyond
+        that is reached by what is captured after it."""
+        path = os.path.join(self.path, ".metadata")
+        with open(path, "rb") as f:
+            os.fsync(f.fileno())
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        if level == "remote":
+            _wait_remote(path)
 
     def stage(self, state_dict: Any) -> Any:
         """For dcp.async_save(), which knows no fence: a copy on the host.
         ckptfs.dcp.save_async() makes none."""
         return super().stage(state_dict)
+
+
+def _wait_remote(path: str) -> None:
+    """Until a file on a ckptfs mount is on its remote, as its xattr says."""
+    pause = 0.001
+    while os.getxattr(path, "user.ckpt.state") != b"remote":
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
 
 
 class Pending:
@@ -229,7 +256,8 @@ class Pending:
             except Exception as e:
                 error = e
             self._agree(error)
-            self._writer._publish()
+            if self._writer._publish() and self._level in ("nvme", "remote"):
+                self._writer._sync_metadata(self._level)
         except BaseException as e:
             self._error = e
 
@@ -247,8 +275,8 @@ class Pending:
                 raise RuntimeError(f"rank {rank} failed: {text}")
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until .metadata is there (on the coordinator; elsewhere until all
-        ranks have their files). Seconds. Raises what went wrong on any rank,
+        """Until .metadata is there and has reached the level (on the
+        coordinator; elsewhere until all ranks' files have). Seconds. Raises what went wrong on any rank,
         TimeoutError."""
         self._thread.join(timeout)
         if self._thread.is_alive():
