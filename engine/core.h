@@ -451,8 +451,6 @@ MUST_CHECK int lease_nvme_locked(struct engine *e, struct inode *in,
 /* DRAM is short: what files that do not grow hold ahead is taken back. false:
  * there is none. Locks inodes. */
 bool leases_reclaim(struct engine *e);
-/* No version will be in that file: nothing is streamed into it any more. */
-void nvme_forget(struct engine *e, uint64_t id);
 /* No version needs the file that was set aside on NVMe. */
 void lease_drop_nvme_locked(struct engine *e, struct inode *in)
 	MUST_HOLD(in->lock);

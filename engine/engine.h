@@ -155,6 +155,8 @@ MUST_CHECK int file_fallocate(struct engine *e, uint64_t ino, uint64_t fh,
 void file_filled(struct engine *e, uint64_t ino, uint64_t off, uint64_t len);
 /* Handle opened with O_SYNC or O_DSYNC: each write is followed by an fsync. */
 bool file_is_sync(uint64_t fh);
+/* Handle opened for writing. */
+bool file_is_writable(uint64_t fh);
 
 /* fh 0: by path (truncate(2)). Blocks like file_open(). */
 MUST_CHECK int file_truncate(struct engine *e, uint64_t ino, uint64_t fh,

@@ -214,12 +214,16 @@ static uint32_t *crc_of(const struct flush *f, uint64_t off)
 	return &f->job->crcs[(off - f->job->from) / CHUNK_LEN];
 }
 
-/* Written while the file was being filled, and not changed since. */
-static bool is_there(const struct flush_have *have, uint64_t off, uint32_t crc)
+/* Written while the file was being filled, and not changed since? If not, it
+ * will be another one, also for who asks again. */
+static bool is_there(struct flush_have *have, uint64_t off, uint32_t crc)
 {
 	uint64_t i = off / CHUNK_LEN;
 
-	return have && i < have->n && have->on[i] && have->crcs[i] == crc;
+	if (!have || i >= have->n || !have->on[i])
+		return false;
+	have->on[i] = have->crcs[i] == crc;
+	return have->on[i];
 }
 
 static int chunk_write(struct flush *f, struct slot *s, uint64_t off,
@@ -259,6 +263,8 @@ static int chunk_skip(struct flush *f, uint64_t off, enum extent_kind *kind)
 	uint64_t len = chunk_len(f->job, off);
 	int rc = 0;
 
+	if (f->job->have && off / CHUNK_LEN < f->job->have->n)
+		f->job->have->on[off / CHUNK_LEN] = 0;
 	if (f->stale)
 		rc = extent_punch(f->fd, off, round_up(len));
 	if (rc == -EOPNOTSUPP) {
@@ -284,6 +290,9 @@ static int chunk_flush(struct flush *f, uint64_t off)
 
 	kind = extent_look(&f->extent, f->job->src_fd, off,
 			   chunk_len(f->job, off));
+	/* Of a part nothing is punched: the room is for what will be there. */
+	if (kind == EXTENT_HOLE && f->job->part)
+		kind = EXTENT_MIXED;
 	if (kind == EXTENT_HOLE) {
 		rc = chunk_skip(f, off, &kind);
 		if (rc || kind == EXTENT_HOLE)

@@ -37,12 +37,13 @@ struct flush_job {
 	uint64_t dst_id; /* file to make, or, if it exists (preallocated),
 			    to fill from the start */
 	bool in_place;   /* src is on dst already (spilled): checksum, sync */
-	struct throttle *throttle;     /* NULL: as fast as it goes */
-	_Atomic uint64_t *progress;    /* bytes written so far, added to; NULL
+	struct throttle *throttle;  /* NULL: as fast as it goes */
+	_Atomic uint64_t *progress; /* bytes written so far, added to; NULL
 				       allowed. After an error: as before */
-	uint32_t *crcs;                /* room for N_CHUNKS(size - from) */
-	const struct flush_have *have; /* NULL: nothing. A chunk that is there
-					  with the right sum is not written */
+	uint32_t *crcs;             /* room for N_CHUNKS(size - from) */
+	struct flush_have *have;    /* NULL: nothing. A chunk that is there with
+				    the right sum is not written; one that
+				    is written is not there any more */
 	bool part;     /* only [from, size), of a file that goes on: it is
 			  neither cut to size nor synced */
 	uint64_t from; /* whole chunks; 0 unless part */

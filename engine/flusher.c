@@ -125,7 +125,7 @@ static bool take_file_of_base(struct engine *e, struct version *v, int fd)
 	}
 	mutex_unlock(&vs->lock);
 	if (taken) /* what was set aside for it */
-		nvme_forget(e, v->id);
+		stream_drop(e, v->id);
 	return taken;
 }
 

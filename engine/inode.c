@@ -171,6 +171,11 @@ bool fh_writable(uint64_t fh)
 	return fh & FH_WRITABLE;
 }
 
+bool file_is_writable(uint64_t fh)
+{
+	return fh_writable(fh);
+}
+
 bool file_is_sync(uint64_t fh)
 {
 	return fh & FH_SYNC;

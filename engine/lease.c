@@ -116,17 +116,11 @@ int lease_exact_locked(struct engine *e, struct inode *in, uint64_t size)
 	return r;
 }
 
-void nvme_forget(struct engine *e, uint64_t id)
-{
-	stream_end(e, id, NULL);
-	(void)!e->nvme->ops->remove(e->nvme, id);
-}
-
 void lease_drop_nvme_locked(struct engine *e, struct inode *in)
 {
 	if ((in->nvme_room || in->streamed) && in->backing &&
 	    in->backing->where == BACKING_DRAM)
-		nvme_forget(e, in->next_version);
+		stream_drop(e, in->next_version);
 	in->nvme_room = 0;
 	in->streamed = false;
 }
@@ -203,7 +197,7 @@ bool leases_reclaim(struct engine *e)
 
 		mutex_lock(&in->lock);
 		if (in->backing && in->backing->where == BACKING_DRAM &&
-		    !in->backing->promised && !fstat(in->ro_fd, &st) &&
+		    !in->backing->expected && !fstat(in->ro_fd, &st) &&
 		    (uint64_t)st.st_size == in->lease_size) {
 			uint64_t before = in->backing->charged;
 

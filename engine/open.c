@@ -101,7 +101,8 @@ static int choose_expected(struct engine *e, uint64_t len, int flags,
 {
 	int r;
 
-	if (dram_is_ample(e, len) && dram_promise(e, len) == 0) {
+	if (len <= e->config.dram && dram_is_ample(e, len) &&
+	    dram_promise(e, len) == 0) {
 		r = backing_create(e, BACKING_DRAM, 0, flags, out, fd);
 		if (r == 0) {
 			(*out)->promised = len; /* nobody else has it yet */
@@ -620,7 +621,7 @@ int file_create(struct engine *e, uint64_t ino, int flags, uint64_t expected,
 	bool fresh;
 	int r;
 
-	r = nvme_has_room(e, expected);
+	r = nvme_has_room(e, 0);
 	if (r < 0)
 		return r;
 	r = inode_get(e, ino, &fresh, &in);

@@ -137,11 +137,13 @@ int reserve_take(struct reserve *r, uint64_t len)
 	return rc;
 }
 
-void reserve_charge(struct reserve *r, uint64_t len)
+/* `promised` of it was promised before. */
+static void charge(struct reserve *r, uint64_t len, uint64_t promised)
 {
 	uint64_t off, punched;
 
 	mutex_lock(&r->lock);
+	r->promised -= promised;
 	r->charged += len;
 	punched = lower_locked(r, len);
 	off = r->ballast;
@@ -169,10 +171,14 @@ void reserve_forgo(struct reserve *r, uint64_t len)
 	mutex_unlock(&r->lock);
 }
 
+void reserve_charge(struct reserve *r, uint64_t len)
+{
+	charge(r, len, 0);
+}
+
 void reserve_take_promised(struct reserve *r, uint64_t len)
 {
-	reserve_forgo(r, len);
-	reserve_charge(r, len);
+	charge(r, len, len);
 }
 
 void reserve_give(struct reserve *r, uint64_t len)

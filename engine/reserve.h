@@ -5,7 +5,7 @@
  * what a dead daemon left.
  *
  * Budget: limit = ballast + charged + slack; what is promised lies in the
- * ballast. The charge of a backing file is
+ * ballast, where there is one. The charge of a backing file is
  * what it holds or is promised. Whoever wants bytes calls reserve_take()
  * before it allocates, reserve_give() after it freed. Slack is kept free
  * (up to limit/16, at most 64 MiB) so that small files never wait for a

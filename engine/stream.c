@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "engine/core.h"
 #include "engine/thread.h"
@@ -27,6 +28,7 @@ struct stream {
 	uint32_t *crcs;
 	uint32_t first; /* none is ready before it */
 	bool running, ended;
+	bool dropped; /* the thread removes it, and its file */
 };
 
 struct run {
@@ -176,12 +178,16 @@ void stream_filled(struct engine *e, uint64_t id, struct backing *b,
 void file_filled(struct engine *e, uint64_t ino, uint64_t off, uint64_t len)
 {
 	struct inode *in = inode_find(e, ino);
+	struct stat st;
 
 	if (!in)
 		return;
 	mutex_lock(&in->lock);
 	/* A spilled file is where it belongs already. */
-	if (in->written && in->backing && in->backing->where == BACKING_DRAM) {
+	if (in->written && in->backing && in->backing->where == BACKING_DRAM &&
+	    !fstat(in->ro_fd, &st) && off < (uint64_t)st.st_size) {
+		if (len > (uint64_t)st.st_size - off)
+			len = (uint64_t)st.st_size - off;
 		in->streamed = true;
 		stream_filled(e, in->next_version, in->backing, off, len);
 	}
@@ -205,8 +211,7 @@ void stream_end(struct engine *e, uint64_t id, struct flush_have *have)
 	struct streams *ss = &e->streams;
 	struct stream *s;
 
-	if (have)
-		memset(have, 0, sizeof(*have));
+	memset(have, 0, sizeof(*have));
 	mutex_lock(&ss->lock);
 	s = find_locked(ss, id);
 	if (s) {
@@ -216,9 +221,30 @@ void stream_end(struct engine *e, uint64_t id, struct flush_have *have)
 		TAILQ_REMOVE(&ss->list, s, link);
 	}
 	mutex_unlock(&ss->lock);
-	if (s && have)
+	if (s)
 		give(s, have);
 	stream_free(e, s);
+}
+
+/* Locks of inodes are held, which a write to a slow NVMe must not hold up. */
+void stream_drop(struct engine *e, uint64_t id)
+{
+	struct streams *ss = &e->streams;
+	struct stream *s;
+	bool later;
+
+	mutex_lock(&ss->lock);
+	s = find_locked(ss, id);
+	later = s && s->running;
+	if (s)
+		s->ended = s->dropped = true;
+	if (s && !later)
+		TAILQ_REMOVE(&ss->list, s, link);
+	mutex_unlock(&ss->lock);
+	if (later)
+		return;
+	stream_free(e, s);
+	(void)!e->nvme->ops->remove(e->nvme, id);
 }
 
 void flush_have_fini(struct flush_have *have)
@@ -290,10 +316,12 @@ static int write_run(struct engine *e, const struct run *run, uint32_t *crcs)
 	return flush_run(&job);
 }
 
-static void run_done(struct streams *ss, const struct run *run, int r,
+static void run_done(struct engine *e, const struct run *run, int r,
 		     const uint32_t *crcs)
 {
+	struct streams *ss = &e->streams;
 	struct stream *s = run->s;
+	bool dropped;
 
 	mutex_lock(&ss->lock);
 	for (uint32_t i = run->from; i < run->to; i++) {
@@ -302,8 +330,15 @@ static void run_done(struct streams *ss, const struct run *run, int r,
 		s->crcs[i] = crcs[i - run->from];
 	}
 	s->running = false;
+	dropped = s->dropped;
+	if (dropped)
+		TAILQ_REMOVE(&ss->list, s, link);
 	pthread_cond_broadcast(&ss->rested);
 	mutex_unlock(&ss->lock);
+	if (!dropped)
+		return;
+	(void)!e->nvme->ops->remove(e->nvme, s->id);
+	stream_free(e, s);
 }
 
 void *streamer_main(void *arg)
@@ -315,7 +350,7 @@ void *streamer_main(void *arg)
 	while (take_run(&e->streams, &run)) {
 		uint32_t crcs[RUN_MOST] = { 0 };
 
-		run_done(&e->streams, &run, write_run(e, &run, crcs), crcs);
+		run_done(e, &run, write_run(e, &run, crcs), crcs);
 	}
 	return NULL;
 }

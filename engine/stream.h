@@ -10,7 +10,8 @@
  * Invariants
  *  1. A stream writes into the NVMe file of one version id, which nobody else
  *     writes until stream_end() of that id has returned.
- *  2. Whoever removes that file calls stream_end() first.
+ *  2. That file is removed by stream_drop() only, which nobody waits for: if
+ *     it is being written, the streamer removes it when it is done.
  *  3. Sources are read by pread into a bounce buffer: an unsealed file may be
  *     cut under a mapping.
  */
@@ -47,10 +48,12 @@ void stream_filled(struct engine *e, uint64_t id, struct backing *b,
 
 /*
  * No more is written for id. *have is what its NVMe file holds (nothing, if it
- * was not streamed); flush_have_fini() it. have NULL: nobody wants to know.
- * Waits for what is in flight.
+ * was not streamed); flush_have_fini() it. Waits for what is in flight.
  */
 void stream_end(struct engine *e, uint64_t id, struct flush_have *have);
+
+/* No version will be in the NVMe file `id`: it goes, if it is there. */
+void stream_drop(struct engine *e, uint64_t id);
 
 /* The thread; arg: the engine. */
 void *streamer_main(void *arg);

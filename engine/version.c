@@ -51,7 +51,7 @@ static void version_free(struct engine *e, struct version *v)
 {
 	if (!v->recorded && v->size > META_SMALL_MAX) {
 		if (!v->gave_file)
-			nvme_forget(e, v->id);
+			stream_drop(e, v->id);
 		if (v->took_file)
 			(void)!e->nvme->ops->remove(e->nvme, v->file);
 	}

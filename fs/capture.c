@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What libckpt tells the mount, and asks of it. All of it is advice or a
- * question: nothing here can change what is in a file or what is promised.
+ * question: nothing here can change what is in a file, or make a create fail.
  */
 #include "fs/capture.h"
 
@@ -22,6 +22,7 @@
 
 struct announced {
 	uint64_t dir, len;
+	uid_t uid;     /* whoever said so must be the one who creates it */
 	int64_t at_ns; /* 0: the place is free */
 	char name[META_NAME_MAX + 1];
 };
@@ -53,14 +54,15 @@ void expected_free(struct expected *x)
 
 /* The place of that name, else a free one, else the oldest. */
 static struct announced *place_locked(struct expected *x, uint64_t dir,
-				      const char *name, bool *same)
+				      const char *name, uid_t uid, bool *same)
 {
 	struct announced *best = &x->list[0];
 
 	for (unsigned i = 0; i < N_EXPECTED; i++) {
 		struct announced *a = &x->list[i];
 
-		*same = a->at_ns && a->dir == dir && !strcmp(a->name, name);
+		*same = a->at_ns && a->dir == dir && a->uid == uid &&
+			!strcmp(a->name, name);
 		if (*same)
 			return a;
 		if (a->at_ns < best->at_ns)
@@ -70,23 +72,25 @@ static struct announced *place_locked(struct expected *x, uint64_t dir,
 }
 
 static void expected_add(struct expected *x, uint64_t dir, const char *name,
-			 uint64_t len)
+			 uid_t uid, uint64_t len)
 {
 	struct announced *a;
 	bool same;
 
 	mutex_lock(&x->lock);
-	a = place_locked(x, dir, name, &same);
+	a = place_locked(x, dir, name, uid, &same);
 	if (!a->at_ns)
 		x->n++;
 	a->dir = dir;
+	a->uid = uid;
 	a->len = len;
 	a->at_ns = fs_now_ns();
 	snprintf(a->name, sizeof(a->name), "%s", name);
 	mutex_unlock(&x->lock);
 }
 
-uint64_t expected_take(struct expected *x, uint64_t dir, const char *name)
+uint64_t expected_take(struct expected *x, uint64_t dir, const char *name,
+		       uid_t uid)
 {
 	struct announced *a;
 	uint64_t len = 0;
@@ -95,7 +99,7 @@ uint64_t expected_take(struct expected *x, uint64_t dir, const char *name)
 	if (!x->n) /* the rule: nobody announces anything */
 		return 0;
 	mutex_lock(&x->lock);
-	a = place_locked(x, dir, name, &same);
+	a = place_locked(x, dir, name, uid, &same);
 	if (same) {
 		if (fs_now_ns() - a->at_ns < FORGET_NS)
 			len = a->len;
@@ -119,16 +123,21 @@ static void do_expect(fuse_req_t req, uint64_t dir, const void *in)
 		reply_result(req, -ENOTTY); /* as an older mount would */
 		return;
 	}
-	expected_add(fs->expected, dir, x.name, x.len);
+	expected_add(fs->expected, dir, x.name, fuse_req_ctx(req)->uid, x.len);
 	x.flags = (engine_passes_through(fs->engine) ? CKPT_MOUNT_PASSTHROUGH
 						     : 0) |
 		  (fs->options->remote ? CKPT_MOUNT_REMOTE : 0);
 	fuse_reply_ioctl(req, 0, &x, sizeof(x));
 }
 
-static void do_filled(fuse_req_t req, uint64_t ino, const void *in)
+static void do_filled(fuse_req_t req, uint64_t ino, uint64_t fh, const void *in)
 {
 	struct ckpt_filled f;
+
+	if (!file_is_writable(fh)) {
+		reply_result(req, -EBADF);
+		return;
+	}
 
 	memcpy(&f, in, sizeof(f));
 	file_filled(fs_of(req)->engine, ino, f.off, f.len);
@@ -214,15 +223,17 @@ static void do_reached(fuse_req_t req, const void *in)
 		answer(q, err);
 }
 
-bool capture_ioctl(fuse_req_t req, uint64_t ino, unsigned cmd, bool on_dir,
+bool capture_ioctl(fuse_req_t req, uint64_t ino, uint64_t fh, unsigned cmd,
 		   const void *in, size_t in_len)
 {
+	bool on_dir = !fh;
+
 	if (in_len != _IOC_SIZE(cmd))
 		return false;
 	if (cmd == CKPT_IOC_EXPECT && on_dir)
 		do_expect(req, ino, in);
 	else if (cmd == CKPT_IOC_FILLED && !on_dir)
-		do_filled(req, ino, in);
+		do_filled(req, ino, fh, in);
 	else if (cmd == CKPT_IOC_REACHED && on_dir)
 		do_reached(req, in);
 	else

@@ -13,11 +13,13 @@
 struct expected;
 MUST_CHECK int expected_new(struct expected **out);
 void expected_free(struct expected *x); /* NULL is allowed */
-/* The size announced for `name` in directory dir, once; 0: none. */
-uint64_t expected_take(struct expected *x, uint64_t dir, const char *name);
+/* The size that uid announced for `name` in directory dir, once; 0: none. */
+uint64_t expected_take(struct expected *x, uint64_t dir, const char *name,
+		       uid_t uid);
 
-/* Answers the ioctl if it is one of these. false: it is not. */
-bool capture_ioctl(fuse_req_t req, uint64_t ino, unsigned cmd, bool on_dir,
+/* Answers the ioctl if it is one of these. false: it is not. fh: of the file;
+ * 0: it is a directory. */
+bool capture_ioctl(fuse_req_t req, uint64_t ino, uint64_t fh, unsigned cmd,
 		   const void *in, size_t in_len);
 
 #endif

@@ -262,9 +262,8 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
 	struct job *job;
 
 	(void)arg;
-	(void)fi;
-	if (capture_ioctl(req, ino, cmd, flags & FUSE_IOCTL_DIR, in_buf,
-			  in_bufsz))
+	if (capture_ioctl(req, ino, flags & FUSE_IOCTL_DIR ? 0 : fi->fh, cmd,
+			  in_buf, in_bufsz))
 		return;
 	if (cmd != CONTROL_IOCTL || !(flags & FUSE_IOCTL_DIR)) {
 		reply_result(req, -ENOTTY);

@@ -39,8 +39,8 @@ static int commit_file(struct fs *fs, struct node *node)
 static int create_file(struct fs *fs, struct node *node, int flags,
 		       struct open_reply *out)
 {
-	uint64_t expected =
-		expected_take(fs->expected, node->parent, node->name);
+	uint64_t expected = expected_take(fs->expected, node->parent,
+					  node->name, node->rec.uid);
 	int err = file_create(fs->engine, node->rec.ino, flags, expected, out);
 
 	if (err)

@@ -15,6 +15,7 @@ import ctypes
 import mmap
 import os
 import pathlib
+import time
 
 LEVELS = {"captured": 0, "dram": 1, "nvme": 2, "remote": 3}
 P = ctypes.c_void_p
@@ -93,12 +94,14 @@ class Capture:
         self.add(lib.ckpt_memory(address(buf),
                                  len(buf) if length is None else length))
 
-    def add_object(self, data):
-        """bytes, whose length the engine does not know before."""
+    def add_object(self, data, pause=0):
+        """bytes, whose length the engine does not know before; it takes
+        `pause` seconds to make them."""
         buf = memory(data)
 
         @SERIALISE
         def serialise(_, out, length):
+            time.sleep(pause)
             out[0] = address(buf)
             length[0] = len(data)
             return 0

@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import struct
+import time
 
 import pytest
 
@@ -139,7 +140,12 @@ def test_nonsense_is_harmless(fresh):
                             (1 << 40, 4 * MB), (0, 100000), (0, 100000)]:
             filled(f.fileno(), off, length)
     with open(m.path / "f", "rb") as f:
-        filled(f.fileno(), 0, 100000)
+        with pytest.raises(OSError) as e:
+            filled(f.fileno(), 0, 100000)
+    assert e.value.errno == errno.EBADF
+    for i in range(20):  # costs no memory
+        with open(m.path / f"empty{i}", "wb") as f:
+            filled(f.fileno(), (1 << 43) - 4 * MB, 4 * MB)
     folder = os.open(m.path, os.O_RDONLY)
     with pytest.raises(OSError) as e:
         filled(folder, 0, 1)
@@ -170,6 +176,27 @@ def test_gone_while_it_streams(fresh):
     assert os.listdir(m.path) == []
     m.wait("nvme")
     until(lambda: nvme_files(m) == 0)
+
+
+def test_given_up_while_nvme_is_slow(fresh):
+    """Nobody waits for what is being streamed into a file that is not wanted
+    any more."""
+    m = fresh(dram="256M", flush_rate="1M")
+    with Device(1e9) as d, Engine(chunk=4 * MB) as e:
+        for i in range(2):
+            cap = e.begin(m.path / f"a{i}")
+            cap.add(d.provider(memory(big(64, 9))))
+            cap.add_object(b"x", pause=1)
+            cap.submit()
+            until(lambda: cap.stats().first_filled_ns)
+            if not m.plain:
+                until(lambda: nvme_files(m))
+            cap.cancel()
+            cap.free()
+            begin = time.monotonic()
+            os.mkdir(m.path / f"d{i}")
+            assert time.monotonic() - begin < 2
+    assert sorted(os.listdir(m.path)) == ["d0", "d1"]
 
 
 def test_larger_than_dram_spills(fresh):

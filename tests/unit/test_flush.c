@@ -326,6 +326,7 @@ static void in_parts(void)
 				   .crcs = crcs };
 	struct tier *real, *t;
 	struct stat st;
+	char was[8];
 
 	CHECK_EQ(tier_nvme_open(nvme_dir, 0, &real), 0);
 	prepare(real, NOTHING, size);
@@ -336,10 +337,16 @@ static void in_parts(void)
 	CHECK_EQ(t->ops->open(t, 1, O_RDWR, &dst), 0);
 	CHECK(!fstat(dst, &st));
 	CHECK_EQ(st.st_size, 3 * CHUNK_LEN);
+	CHECK_EQ(pread(src, &was, 7, 2 * CHUNK_LEN + 5), 7);
 	CHECK_EQ(pwrite(src, "changed", 7, 2 * CHUNK_LEN + 5), 7);
 	CHECK_EQ(flush_run(&whole), 0); /* 2 + 4 writes */
 	check_same(src, dst, size);
 	CHECK_EQ(checksum_verify(dst, size, crcs, 5, NULL), 0);
+	/* Changed back: what was there before the first try is not there. */
+	whole.dst = real;
+	CHECK_EQ(pwrite(src, &was, 7, 2 * CHUNK_LEN + 5), 7);
+	CHECK_EQ(flush_run(&whole), 0);
+	check_same(src, dst, size);
 	CHECK_EQ(flush_run(&part), -EIO); /* the seventh: it does count */
 	t->ops->close(t);
 	close(dst);
