@@ -207,6 +207,7 @@ struct engine {
 	int lock_fd;
 	struct meta *meta;
 	struct meta_opened opened;
+	uint64_t opened_seq; /* D then */
 	struct dram_place place;
 	struct reserve *reserve;
 	struct tier *dram, *nvme;

@@ -360,6 +360,7 @@ static int open_meta(struct start *s)
 	if (r < 0)
 		return fail(s, r, "cannot open the metadata in %s: %s", dir,
 			    strerror(-r));
+	e->opened_seq = meta_nvme_seq(e->meta);
 	return 0;
 }
 
@@ -721,6 +722,20 @@ int engine_start(const struct engine_config *config, char *why, size_t why_len,
 		message_debug("start: %s", e->opened.reason);
 	*out = e;
 	return 0;
+}
+
+uint32_t engine_lineage(const struct engine *e)
+{
+	return meta_lineage(e->meta);
+}
+
+bool engine_has_lost(const struct engine *e, uint32_t lineage, uint64_t seq)
+{
+	if (lineage == meta_lineage(e->meta))
+		return false;
+	/* This start made the state anew, as of a number; of the starts before
+	 * it nothing is known. */
+	return e->opened.start == META_CARRIED_ON || seq > e->opened_seq;
 }
 
 /* ---- stop ------------------------------------------------------------- */

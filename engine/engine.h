@@ -198,6 +198,11 @@ enum level engine_fsync_level(const struct engine *e);
 /* Settles all marks; the newest number then: what `wait` waits for. -errno: of
  * a seal that failed, and will be tried again. */
 MUST_CHECK int engine_seal_all(struct engine *e, uint64_t *seq);
+/* Of the accepted state, as meta_lineage(). */
+uint32_t engine_lineage(const struct engine *e);
+/* Was what had number seq, when the lineage was that one, lost with it? (If it
+ * cannot be told, yes.) */
+bool engine_has_lost(const struct engine *e, uint32_t lineage, uint64_t seq);
 /* Has seq reached the level? -errno if the way there is blocked by an error. */
 MUST_CHECK int engine_reached(struct engine *e, uint64_t seq, enum level level,
 			      bool *out);

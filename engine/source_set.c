@@ -286,3 +286,16 @@ int source_set_open(void *arg, const char *file, struct reader_source *out)
 				       .arg = m };
 	return 0;
 }
+
+int source_set_hold(struct source_set *set, const char *file)
+{
+	struct reader_source found;
+	struct source *s;
+	int r = source_set_open(set, file, &found);
+
+	if (!r)
+		r = begin(found.arg, &s);
+	if (!r)
+		end(found.arg);
+	return r;
+}

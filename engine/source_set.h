@@ -37,6 +37,10 @@ void source_set_free(struct source_set *set);
 MUST_CHECK int source_set_open(void *set, const char *file,
 			       struct reader_source *out);
 
+/* Opens that file, so that what it holds now stays readable. As
+ * source_set_open(), and as source_open(). */
+MUST_CHECK int source_set_hold(struct source_set *set, const char *file);
+
 /* The pins, borrowed, until the next source_set_open(). */
 const struct pin *source_set_pins(const struct source_set *set, size_t *n);
 

@@ -150,19 +150,17 @@ struct question {
 	struct ckpt_reached msg;
 };
 
-/* Of one that was replaced or removed meanwhile: when that has got so far. */
 static int file_seq(struct fs *fs, uint64_t ino, uint64_t *seq)
 {
 	struct tree_state tree;
 	uint64_t newest;
 	int err = engine_seal_all(fs->engine, &newest);
 
-	if (err)
-		return err;
-	err = engine_tree_state(fs->engine, ino, &tree);
-	if (!err || err == -ENOENT)
-		*seq = err ? newest : tree.seq;
-	return err == -ENOENT ? 0 : err;
+	if (!err)
+		err = engine_tree_state(fs->engine, ino, &tree);
+	if (!err)
+		*seq = tree.seq;
+	return err;
 }
 
 static int ask(struct question *q)
@@ -181,7 +179,10 @@ static int ask(struct question *q)
 		err = file_seq(q->fs, m->ino, &m->seq);
 		if (err)
 			return err;
+		m->lineage = engine_lineage(q->fs->engine);
 	}
+	if (engine_has_lost(q->fs->engine, m->lineage, m->seq))
+		return -ESTALE;
 	err = engine_wait(q->fs->engine, m->seq, levels[m->level - 1], WAIT_MS);
 	m->reached = !err;
 	return err == -ETIMEDOUT ? 0 : err;

@@ -4,6 +4,7 @@
  * where the caller can still read of it, goes into the background and runs
  * the session.
  */
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -96,12 +97,21 @@ static int run(const struct options *o)
 	return session_run(o, &startup) ? 1 : 0;
 }
 
+/* A large buffer that is freed goes back, whatever was freed before: glibc
+ * would raise the limit, and keep them in the arena of each thread. */
+static void bound_malloc(void)
+{
+	mallopt(M_MMAP_THRESHOLD, 256 * 1024);
+	mallopt(M_ARENA_MAX, 4);
+}
+
 int main(int argc, char **argv)
 {
 	struct options o;
 	char why[512];
 	int status;
 
+	bound_malloc();
 	if (options_parse(argc, argv, &o, why, sizeof(why))) {
 		status = fail(why);
 		status = 2;

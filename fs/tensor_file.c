@@ -14,6 +14,7 @@
 /* Of deflated tensors that are decoded at once, all handles together; beyond
  * that each read decodes from the start. */
 #define IMAGES_MAX (UINT64_C(256) << 20)
+#define HELD_MAX 16u
 
 struct tensor_handles {
 	struct mutex lock;
@@ -127,6 +128,18 @@ static int make_header(struct tensor_handle *h)
 	return 0;
 }
 
+/* What is open keeps its bytes, whatever becomes of its file; of a tensor in
+ * more files than may be open at once, as many as may. */
+static int hold_pieces(struct tensor_handle *h)
+{
+	const struct tensor *t = h->tensor;
+	int err = 0;
+
+	for (unsigned i = 0; !err && i < t->n_pieces && i < HELD_MAX; i++)
+		err = source_set_hold(h->sources, t->pieces[i].file);
+	return err;
+}
+
 static int open_tensor(fuse_req_t req, struct tensor_handle *h,
 		       const struct tensor_node *n, bool *keep)
 {
@@ -138,6 +151,8 @@ static int open_tensor(fuse_req_t req, struct tensor_handle *h,
 	err = tensor_may_read(req, h->tensors, h->tensor);
 	if (!err)
 		err = tensors_sources(h->tensors, &h->sources);
+	if (!err)
+		err = hold_pieces(h);
 	if (!err)
 		err = make_header(h);
 	*keep = in_own_file(h->tensor);

@@ -43,6 +43,7 @@ struct meta {
 	struct store accepted, durable;
 	struct view accepted_view; /* immutable */
 	struct identity id;        /* immutable after meta_open() */
+	uint32_t lineage;          /* the same */
 	bool keep_events;          /* immutable */
 
 	struct mutex door;

@@ -352,6 +352,12 @@ uint64_t meta_remote_seq(const struct meta *m);   /* R; D if no remote */
  * unlink makes room. A statvfs(3) while it is not held.
  */
 bool meta_reserve_hold(struct meta *m);
+/*
+ * Of the accepted state: stays the same as long as that lives (over deaths of
+ * the daemon, too). When it is made anew, from the durable one, it is another
+ * one. Never 0.
+ */
+uint32_t meta_lineage(const struct meta *m);
 /* Is it held? Does nothing about it. */
 bool meta_reserve_held(const struct meta *m);
 

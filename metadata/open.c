@@ -22,6 +22,7 @@
  * No number of the new epoch is given out before step 4.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -146,6 +147,34 @@ static int open_accepted(struct opening *o, bool create)
 	const struct store_config config = { .dir = o->config->accepted_dir };
 
 	return store_open(&o->m->accepted, &config, create);
+}
+
+/*
+ * RocksDB writes a random name into IDENTITY when it makes a database: the
+ * accepted one's lives exactly as long as what was accepted.
+ */
+static uint32_t read_lineage(const char *dir)
+{
+	CLEANUP(free_p) char *path = NULL;
+	CLEANUP(close_p) int fd = -1;
+	char text[128];
+	uint32_t sum = 2166136261u; /* FNV-1a */
+	ssize_t n;
+
+	if (asprintf(&path, "%s/db/IDENTITY", dir) < 0) {
+		path = NULL;
+		return 1;
+	}
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	n = fd < 0 ? 0 : read(fd, text, sizeof(text));
+	for (ssize_t i = 0; i < n; i++)
+		sum = (sum ^ (uint8_t)text[i]) * 16777619u;
+	return sum ? sum : 1;
+}
+
+uint32_t meta_lineage(const struct meta *m)
+{
+	return m->lineage;
 }
 
 /* Says why not, or NULL: they belong together. */
@@ -367,6 +396,7 @@ int meta_open(const struct meta_config *config, struct meta_opened *opened,
 	err = open_both(&o);
 	if (err)
 		return err;
+	m->lineage = read_lineage(config->accepted_dir);
 	*opened = found;
 	*out = MOVE(m);
 	return 0;

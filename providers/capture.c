@@ -24,6 +24,8 @@
 
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static TAILQ_HEAD(, ckpt) all = TAILQ_HEAD_INITIALIZER(all);
+static unsigned n_closing; /* engines out of the list, not gone; all_lock */
+static pthread_cond_t closed = PTHREAD_COND_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 int64_t capture_now_ns(void)
@@ -45,6 +47,7 @@ static void before_fork(void)
 {
 	struct ckpt *ck;
 
+	targets_lock();
 	pthread_mutex_lock(&all_lock);
 	TAILQ_FOREACH(ck, &all, link)
 	pthread_mutex_lock(&ck->lock);
@@ -57,6 +60,7 @@ static void after_fork(void)
 	TAILQ_FOREACH(ck, &all, link)
 	pthread_mutex_unlock(&ck->lock);
 	pthread_mutex_unlock(&all_lock);
+	targets_unlock();
 }
 
 static void in_child(void)
@@ -67,14 +71,10 @@ static void in_child(void)
 	TAILQ_FOREACH(ck, &all, link)
 	{
 		TAILQ_FOREACH(cap, &ck->captures, link)
-		{
-			if (!cap->opened)
-				continue;
-			close_p(&cap->target.fd);
-			cap->target.fd = -1;
-		}
+		target_forget(&cap->target);
 		pool_forget(ck->pool);
 	}
+	n_closing = 0;
 	after_fork();
 }
 
@@ -88,11 +88,38 @@ static void at_exit(void)
 		TAILQ_FOREACH(ck, &all, link)
 		if (is_ours(ck))
 			break;
+		while (!ck && n_closing) /* by another thread */
+			pthread_cond_wait(&closed, &all_lock);
 		pthread_mutex_unlock(&all_lock);
 		if (!ck)
 			return;
 		(void)!ckpt_close(ck);
 	}
+}
+
+/* false: another thread closes it. */
+static bool begin_close(struct ckpt *ck)
+{
+	struct ckpt *c;
+
+	pthread_mutex_lock(&all_lock);
+	TAILQ_FOREACH(c, &all, link)
+	if (c == ck)
+		break;
+	if (c) {
+		TAILQ_REMOVE(&all, ck, link);
+		n_closing++;
+	}
+	pthread_mutex_unlock(&all_lock);
+	return c != NULL;
+}
+
+static void end_close(void)
+{
+	pthread_mutex_lock(&all_lock);
+	n_closing--;
+	pthread_cond_broadcast(&closed);
+	pthread_mutex_unlock(&all_lock);
 }
 
 static void set_up(void)
@@ -193,11 +220,11 @@ static int end_all(struct ckpt *ck)
 	pthread_mutex_lock(&ck->lock);
 	if (ck->options.at_exit == CKPT_EXIT_ABORT)
 		TAILQ_FOREACH(cap, &ck->captures, link)
-	if (!cap->ended)
+	if (cap->submitted)
 		capture_fail_locked(cap, -ECANCELED, "");
 	while (!all_ended_locked(ck))
 		pthread_cond_wait(&ck->changed, &ck->lock);
-	r = ck->lost_error;
+	r = 0;
 	TAILQ_FOREACH(cap, &ck->captures, link)
 	if (!r && cap->error && !cap->told)
 		r = cap->error;
@@ -210,18 +237,16 @@ int ckpt_close(struct ckpt *ck)
 	struct ckpt_capture *cap;
 	int r;
 
-	if (!ck || !is_ours(ck))
+	if (!ck || !is_ours(ck) || !begin_close(ck))
 		return 0;
 	r = end_all(ck);
 	movers_stop(ck);
-	pthread_mutex_lock(&all_lock);
-	TAILQ_REMOVE(&all, ck, link);
-	pthread_mutex_unlock(&all_lock);
 	while ((cap = TAILQ_FIRST(&ck->captures))) {
 		TAILQ_REMOVE(&ck->captures, cap, link);
 		capture_destroy(cap);
 	}
 	engine_free(ck);
+	end_close();
 	return r;
 }
 
@@ -275,7 +300,7 @@ int ckpt_add(struct ckpt_capture *cap, struct ckpt_provider *p)
 		return -ENOMEM;
 	if (r == 0) {
 		pthread_mutex_lock(&cap->ck->lock);
-		submitted = cap->submitted;
+		submitted = cap->placed;
 		pthread_mutex_unlock(&cap->ck->lock);
 		if (!submitted)
 			return ckpt_composite_add(cap->root, p);
@@ -293,7 +318,8 @@ int ckpt_submit(struct ckpt_capture *cap)
 	if (!is_ours(ck))
 		return -ECHILD;
 	pthread_mutex_lock(&ck->lock);
-	r = cap->submitted ? -EBUSY : 0;
+	r = cap->placed ? -EBUSY : 0;
+	cap->placed = true;
 	pthread_mutex_unlock(&ck->lock);
 	if (r == 0)
 		r = composite_place(cap->root, &cap->known_len);
@@ -301,6 +327,7 @@ int ckpt_submit(struct ckpt_capture *cap)
 		return r;
 	pthread_mutex_lock(&ck->lock);
 	cap->has_check = composite_has_check(cap->root);
+	cap->has_device = composite_has_device(cap->root);
 	cap->submitted = true;
 	cap->stats.submitted_ns = capture_now_ns();
 	/* Served in the order of submission. */
@@ -329,17 +356,18 @@ static bool all_captured_locked(const struct ckpt *ck, int64_t before)
 static int untold_error_locked(struct ckpt *ck)
 {
 	struct ckpt_capture *cap;
-	int r = ck->lost_error;
+	int r;
 
-	ck->lost_error = 0;
 	TAILQ_FOREACH(cap, &ck->captures, link)
-	{
-		if (!cap->error || cap->told)
-			continue;
-		if (r)
-			return r; /* that one is for the next fence */
-		r = cap->error;
-		cap->told = true;
+	if (cap->error && !cap->told)
+		break; /* others are for the next fences */
+	if (!cap)
+		return 0;
+	r = cap->error;
+	cap->told = true;
+	if (!cap->held && cap->ended) {
+		TAILQ_REMOVE(&ck->captures, cap, link);
+		capture_destroy(cap);
 	}
 	return r;
 }
@@ -422,7 +450,7 @@ void ckpt_cancel(struct ckpt_capture *cap)
 		return;
 	pthread_mutex_lock(&ck->lock);
 	/* Who cancels knows. */
-	if (!cap->ended && !cap->error)
+	if (!cap->ended && !cap->error && !cap->naming)
 		cap->told = true;
 	capture_fail_locked(cap, -ECANCELED, "");
 	while (!cap->ended)
@@ -456,9 +484,8 @@ void ckpt_capture_free(struct ckpt_capture *cap)
 		return;
 	pthread_mutex_lock(&cap->ck->lock);
 	cap->held = false;
-	gone = cap->ended || !cap->submitted;
-	if (gone && cap->error && !cap->told && !cap->ck->lost_error)
-		cap->ck->lost_error = cap->error;
+	/* One that failed stays until somebody was told. */
+	gone = (cap->ended && !(cap->error && !cap->told)) || !cap->submitted;
 	if (gone)
 		TAILQ_REMOVE(&cap->ck->captures, cap, link);
 	pthread_mutex_unlock(&cap->ck->lock);

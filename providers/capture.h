@@ -31,12 +31,15 @@ struct ckpt_capture {
 	struct target target;
 
 	/* guarded by ck->lock, all below */
+	bool placed; /* its submission has begun: nothing can be added */
 	bool submitted, opened;
 	bool kind_done[CKPT_KINDS];
 	unsigned busy;      /* movers that are at it */
 	unsigned in_flight; /* device copies that have not arrived */
 	unsigned unwritten; /* that arrived, but are not in the file */
 	bool has_check;     /* a provider's check() comes before captured */
+	bool has_device;    /* perhaps */
+	bool naming;        /* its file gets its name: too late to cancel */
 	bool captured;      /* the state may change */
 	bool ended;         /* complete or failed; providers are released */
 	bool complete;
@@ -67,12 +70,11 @@ struct ckpt {
 	pthread_mutex_t lock;
 	pthread_cond_t work;    /* for movers */
 	pthread_cond_t changed; /* for users */
-	TAILQ_HEAD(capture_list, ckpt_capture)
-	captures; /* submitted, in order,
-							    not ended or held */
+	/* All that are held, are not ended, or failed and nobody was told; the
+	 * submitted ones in the order of their submission, at the end. */
+	TAILQ_HEAD(, ckpt_capture) captures;
 	STAILQ_HEAD(, copy) arrived;
-	bool stopping, draining;
-	int lost_error; /* of a capture that nobody holds any more, untold */
+	bool stopping;
 	pthread_t movers[N_MOVERS];
 	unsigned n_movers;
 };

@@ -333,7 +333,10 @@ CKPT_PUBLIC CKPT_MUST_CHECK int ckpt_fence(struct ckpt *ck);
  *   -ETIMEDOUT
  *   -EOPNOTSUPP  CKPT_REMOTE where there is no ckptfs, or it has no remote
  *   -EIO, …      it failed, or what is behind it did
- * Without ckptfs, CKPT_NVME is an fsync of file and directory.
+ *   -ESTALE      the mount has lost it since (its host lost power before the
+ *                file was on NVMe), or another one stands there now
+ * Without ckptfs, CKPT_NVME is an fsync of file and directory, which timeout_ms
+ * does not bound.
  */
 CKPT_PUBLIC CKPT_MUST_CHECK int ckpt_wait(struct ckpt_capture *cap,
 					  enum ckpt_level level,

@@ -43,6 +43,7 @@ uint64_t composite_len(struct ckpt_provider *root);
 /* check() of all children that have it: the first that is not 0. */
 MUST_CHECK int composite_check(struct ckpt_provider *root);
 bool composite_has_check(struct ckpt_provider *root);
+bool composite_has_device(struct ckpt_provider *root);
 
 /* The name of the child that failed last in composite_next(), or NULL. */
 const char *composite_culprit(struct ckpt_provider *root);

@@ -43,8 +43,10 @@ struct ckpt_filled {
 
 /*
  * On a directory: has file `ino`, as it is now, reached a level? Waits a moment
- * for it (100 ms or so); ask again. The first time seq is 0; it comes back and
- * is given back, so that later changes are not waited for.
+ * for it (100 ms or so); ask again. The first time seq is 0; it comes back with
+ * lineage, and both are given back, so that later changes are not waited for. If
+ * the mount has lost since what had that number (its host lost power), err is
+ * -ESTALE.
  */
 struct ckpt_reached {
 	uint64_t ino;
@@ -52,7 +54,7 @@ struct ckpt_reached {
 	uint32_t level;   /* enum ckpt_level, CKPT_DRAM or more */
 	uint32_t reached; /* out: 1 if so */
 	int32_t err;      /* out: 0, or -errno why it cannot get there */
-	uint32_t unused;
+	uint32_t lineage; /* in, out */
 };
 #define CKPT_IOC_REACHED _IOWR('C', 4, struct ckpt_reached)
 

@@ -24,6 +24,7 @@
 
 #define STAGE_LOOK_MS 50
 #define KICK_EVERY 4u
+#define FAR (UINT64_C(128) << 20)
 
 /* ---- errors ------------------------------------------------------------ */
 
@@ -43,7 +44,9 @@ static const char *remedy(int err)
 	case -ENOTCONN:
 		return ": the mount is gone; mount it again";
 	case -EFAULT:
-		return " (a provider broke its contract)";
+		return " (its memory is gone, or a provider broke its contract)";
+	case -EISDIR:
+		return ": give the name of a file";
 	default:
 		return "";
 	}
@@ -51,7 +54,7 @@ static const char *remedy(int err)
 
 void capture_fail_locked(struct ckpt_capture *cap, int err, const char *what)
 {
-	if (cap->error || cap->ended)
+	if (cap->error || cap->ended || (cap->naming && err == -ECANCELED))
 		return;
 	cap->error = err;
 	if (err == -ECANCELED)
@@ -174,7 +177,9 @@ static int open_target(struct ckpt_capture *cap)
 	int r = 0;
 
 	pthread_mutex_lock(&cap->opening);
-	if (!cap->opened) {
+	if (has_failed(cap)) {
+		r = -ECANCELED; /* another mover has tried, or it is given up */
+	} else if (!cap->opened) {
 		/* A mapping costs little where no device stores through it. */
 		r = target_open(&cap->target, cap->known_len, true);
 		pthread_mutex_lock(&cap->ck->lock);
@@ -182,9 +187,9 @@ static int open_target(struct ckpt_capture *cap)
 		cap->stats.on_ckptfs = cap->target.on_ckptfs;
 		pthread_mutex_unlock(&cap->ck->lock);
 	}
-	pthread_mutex_unlock(&cap->opening);
-	if (r < 0)
+	if (r < 0 && r != -ECANCELED)
 		fail(cap, r, "create");
+	pthread_mutex_unlock(&cap->opening);
 	return r;
 }
 
@@ -209,6 +214,22 @@ static void tell_provider(const struct placed_chunk *at, const void *bytes)
 
 /* ---- host, object and trailer chunks ----------------------------------- */
 
+/*
+ * Room is allocated from the front on. What lies far behind the device's part
+ * waits for that: the device gates the fence, and would wait for all the room
+ * between.
+ */
+static void wait_for_turn(struct ckpt_capture *cap, uint64_t off)
+{
+	struct ckpt *ck = cap->ck;
+
+	pthread_mutex_lock(&ck->lock);
+	while (!cap->error && !cap->kind_done[CKPT_DEVICE] &&
+	       off > target_allocated(&cap->target) + FAR)
+		pthread_cond_wait(&ck->work, &ck->lock);
+	pthread_mutex_unlock(&ck->lock);
+}
+
 static int write_kind(struct ckpt_capture *cap, enum ckpt_kind kind)
 {
 	struct placed_chunk at;
@@ -224,6 +245,8 @@ static int write_kind(struct ckpt_capture *cap, enum ckpt_kind kind)
 		r = open_target(cap);
 		if (r < 0)
 			return r;
+		if (kind == CKPT_HOST && cap->has_device)
+			wait_for_turn(cap, at.off);
 		r = target_write(&cap->target, at.chunk.src, at.chunk.len,
 				 at.off);
 		if (r < 0) {
@@ -478,7 +501,11 @@ static int finish(struct ckpt_capture *cap)
 	len = composite_len(cap->root);
 	pthread_mutex_lock(&cap->ck->lock);
 	cap->stats.file_len = len;
+	r = cap->error;
+	cap->naming = !r;
 	pthread_mutex_unlock(&cap->ck->lock);
+	if (r < 0)
+		return r;
 	r = target_commit(&cap->target, len);
 	if (r < 0)
 		fail(cap, r, "complete");
@@ -498,7 +525,7 @@ static bool is_idle_locked(const struct ckpt *ck)
 	struct ckpt_capture *cap;
 
 	TAILQ_FOREACH(cap, &ck->captures, link)
-	if (!cap->ended)
+	if (cap->submitted && !cap->ended)
 		return false;
 	return true;
 }
@@ -507,24 +534,22 @@ static bool is_idle_locked(const struct ckpt *ck)
 static bool note_ended_locked(struct ckpt_capture *cap, bool complete)
 {
 	struct ckpt *ck = cap->ck;
+	bool gone;
 
 	cap->busy--;
 	cap->kind_done[CKPT_TRAILER] = true;
 	cap->complete = complete;
-	if (complete) {
-		cap->error = 0; /* cancelled a moment too late */
+	if (complete)
 		cap->stats.complete_ns = capture_now_ns();
-	}
-	if (cap->target.map == NULL)
+	if (cap->has_device && !cap->stats.mapped)
 		cap->stats.staged_max = pool_peak(ck->pool);
 	cap->ended = true;
-	if (!cap->held && cap->error && !cap->told && !ck->lost_error)
-		ck->lost_error = cap->error;
-	if (!cap->held)
+	gone = !cap->held && !(cap->error && !cap->told);
+	if (gone)
 		TAILQ_REMOVE(&ck->captures, cap, link);
 	pthread_cond_broadcast(&ck->changed);
 	pthread_cond_broadcast(&ck->work);
-	return !cap->held;
+	return gone;
 }
 
 static void end(struct ckpt_capture *cap)

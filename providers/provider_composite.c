@@ -33,7 +33,7 @@ struct composite {
 	size_t n, room;
 	size_t cursor[CKPT_KINDS];
 	uint64_t end; /* of what has its place */
-	bool has_check;
+	bool has_check, has_device;
 	_Atomic(const char *) culprit;
 };
 
@@ -151,6 +151,7 @@ int composite_place(struct ckpt_provider *root, uint64_t *known_len)
 		if (!ch->align || (ch->align & (ch->align - 1)))
 			return -EINVAL;
 		c->has_check |= ch->p->ops->check != NULL;
+		c->has_device |= ch->p->ops->copy != NULL;
 		ch->off = UNPLACED;
 		ch->len = len;
 		ch->known = len != CKPT_SIZE_UNKNOWN;
@@ -244,6 +245,11 @@ int composite_next(struct ckpt_provider *root, enum ckpt_kind kind, size_t max,
 bool composite_has_check(struct ckpt_provider *root)
 {
 	return composite_of(root)->has_check;
+}
+
+bool composite_has_device(struct ckpt_provider *root)
+{
+	return composite_of(root)->has_device;
 }
 
 int composite_check(struct ckpt_provider *root)

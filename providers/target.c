@@ -95,13 +95,15 @@ static bool is_temp(const char *entry, long *pid)
 	return *pid > 0 && *end == '-' && is_number(end + 1);
 }
 
-/* Its process is gone (not: cannot be seen from here) and nobody has locked
- * it. */
+/*
+ * Its process is gone (not: cannot be seen from here), or is this one, whose
+ * files are all locked while targets_lock() is held; and nobody has locked it.
+ */
 static bool is_left(int dir_fd, const char *entry, long pid)
 {
 	CLEANUP(close_p) int fd = -1;
 
-	if (!kill((pid_t)pid, 0) || errno != ESRCH)
+	if (pid != (long)getpid() && (!kill((pid_t)pid, 0) || errno != ESRCH))
 		return false;
 	fd = openat(dir_fd, entry,
 		    O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -150,11 +152,12 @@ static void tell_size(struct target *t)
 	t->has_remote = expect.flags & CKPT_MOUNT_REMOTE;
 }
 
-static int make_temp(struct target *t)
+/* A name that is nobody's, and the file of it. */
+static int create_temp(struct target *t)
 {
 	static atomic_uint counter;
-	struct stat st;
 
+	free(t->temp);
 	/* Of a long name the beginning must do. */
 	if (asprintf(&t->temp, ".%.200s" TEMP_MARK "%ld-%u", t->name,
 		     (long)getpid(), atomic_fetch_add(&counter, 1)) < 0) {
@@ -164,12 +167,27 @@ static int make_temp(struct target *t)
 	tell_size(t);
 	t->fd = openat(t->dir_fd, t->temp,
 		       O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-	if (t->fd < 0)
-		return -errno;
+	return t->fd < 0 ? -errno : 0;
+}
+
+static int make_temp(struct target *t)
+{
+	struct stat st;
+	int r;
+
+	do
+		r = create_temp(t);
+	while (r == -EEXIST);
+	if (r < 0) {
+		free(t->temp); /* it is not ours to remove */
+		t->temp = NULL;
+		return r;
+	}
 	(void)flock(t->fd, LOCK_EX | LOCK_NB);
 	if (fstat(t->fd, &st))
 		return -errno;
 	t->ino = (uint64_t)st.st_ino;
+	t->dev = st.st_dev;
 	return 0;
 }
 
@@ -195,14 +213,47 @@ int target_open(struct target *t, uint64_t known_len, bool map)
 	int r;
 
 	t->known_len = known_len;
+	targets_lock();
 	t->dir_fd = open(t->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (t->dir_fd < 0)
-		return -errno;
-	sweep(t);
-	r = make_temp(t);
+	r = t->dir_fd < 0 ? -errno : 0;
+	if (r == 0) {
+		sweep(t);
+		r = make_temp(t);
+	}
+	targets_unlock();
 	if (r == 0 && map)
 		map_known(t);
+	if (r < 0)
+		target_abort(t);
 	return r;
+}
+
+/* One for all: a file is locked before anybody else can take it for a dead
+ * process's, and a fork sees all descriptors in their places. */
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+
+void targets_lock(void)
+{
+	pthread_mutex_lock(&making);
+}
+
+void targets_unlock(void)
+{
+	pthread_mutex_unlock(&making);
+}
+
+static void close_fd(int *fd)
+{
+	int old = *fd;
+
+	*fd = -1; /* first: a fork must not find a number that is another's */
+	close_p(&old);
+}
+
+void target_forget(struct target *t)
+{
+	close_fd(&t->fd);
+	close_fd(&t->dir_fd);
 }
 
 /* ---- filling ----------------------------------------------------------- */
@@ -239,12 +290,22 @@ int target_room(struct target *t, uint64_t upto)
 	return r;
 }
 
+uint64_t target_allocated(struct target *t)
+{
+	uint64_t room;
+
+	pthread_mutex_lock(&t->lock);
+	room = t->room;
+	pthread_mutex_unlock(&t->lock);
+	return room;
+}
+
 int target_write(struct target *t, const void *buf, size_t len, uint64_t off)
 {
 	int r = target_room(t, off + len);
 
-	/* Behind what is mapped a write may find what no room was kept for. */
-	if (r == -ENOSPC && off >= t->known_len)
+	/* A write may find what no room was kept for; it says so itself. */
+	if (r == -ENOSPC)
 		r = 0;
 	for (size_t at = 0; r == 0 && at < len;) {
 		ssize_t n = pwrite(t->fd, (const char *)buf + at, len - at,
@@ -294,27 +355,49 @@ static void unmap(struct target *t)
 	t->map = NULL;
 }
 
+static int ask_mount(struct target *t, int dir_fd, enum ckpt_level level)
+{
+	struct ckpt_reached ask = { .ino = t->ino, .level = level };
+
+	pthread_mutex_lock(&t->lock);
+	ask.seq = t->reached_seq;
+	ask.lineage = t->lineage;
+	pthread_mutex_unlock(&t->lock);
+	if (ioctl(dir_fd, CKPT_IOC_REACHED, &ask))
+		return errno == ENOTTY ? -ESTALE : -errno;
+	pthread_mutex_lock(&t->lock);
+	t->reached_seq = ask.seq;
+	t->lineage = ask.lineage;
+	pthread_mutex_unlock(&t->lock);
+	if (ask.err == -EAGAIN)
+		return 0;
+	return ask.err ? ask.err : ask.reached != 0;
+}
+
 /*
  * Closed before it is renamed: so its seal comes before the name (a file
  * renamed while it is open has a weaker promise).
  */
 int target_commit(struct target *t, uint64_t len)
 {
-	int r = 0;
+	int fd, r = 0;
 
 	unmap(t);
 	if (ftruncate(t->fd, (off_t)len))
 		return -errno;
-	if (close(t->fd))
-		r = -errno;
+	fd = t->fd;
 	t->fd = -1;
+	if (close(fd))
+		r = -errno;
 	if (r == 0 && renameat(t->dir_fd, t->temp, t->dir_fd, t->name))
 		r = -errno;
-	if (r == 0) {
-		close_p(&t->dir_fd);
-		t->dir_fd = -1;
-	}
-	return r;
+	if (r < 0)
+		return r;
+	/* Its number now, before anything can happen to it. */
+	if (t->on_ckptfs)
+		(void)!ask_mount(t, t->dir_fd, CKPT_DRAM);
+	close_fd(&t->dir_fd);
+	return 0;
 }
 
 void target_abort(struct target *t)
@@ -322,25 +405,8 @@ void target_abort(struct target *t)
 	unmap(t);
 	if (t->temp && t->dir_fd >= 0)
 		unlinkat(t->dir_fd, t->temp, 0);
-	close_p(&t->fd);
-	t->fd = -1;
-}
-
-static int ask_mount(struct target *t, int dir_fd, enum ckpt_level level)
-{
-	struct ckpt_reached ask = { .ino = t->ino, .level = level };
-
-	pthread_mutex_lock(&t->lock);
-	ask.seq = t->reached_seq;
-	pthread_mutex_unlock(&t->lock);
-	if (ioctl(dir_fd, CKPT_IOC_REACHED, &ask))
-		return -errno;
-	pthread_mutex_lock(&t->lock);
-	t->reached_seq = ask.seq;
-	pthread_mutex_unlock(&t->lock);
-	if (ask.err == -EAGAIN)
-		return 0;
-	return ask.err ? ask.err : ask.reached != 0;
+	close_fd(&t->fd);
+	close_fd(&t->dir_fd);
 }
 
 static int sync_here(const struct target *t, int dir_fd)
@@ -348,24 +414,52 @@ static int sync_here(const struct target *t, int dir_fd)
 	CLEANUP(close_p)
 	int fd = openat(dir_fd, t->name, O_RDONLY | O_CLOEXEC);
 
-	/* Removed meanwhile: then that is what must last. */
-	if (fd < 0 && errno != ENOENT)
-		return -errno;
-	if ((fd >= 0 && fsync(fd)) || fsync(dir_fd))
-		return -errno;
-	return 1;
+	/* Removed or moved meanwhile: then all there is must last. */
+	if (fd < 0)
+		return errno != ENOENT || syncfs(dir_fd) ? -errno : 1;
+	return fsync(fd) || fsync(dir_fd) ? -errno : 1;
 }
 
-/* The directory is not held open meanwhile: it would keep the mount busy. */
+/*
+ * The directory, or, if it was removed or renamed since, the nearest one above
+ * it that is on the same filesystem: the mount knows the file by its number.
+ * It is not held open meanwhile: that would keep the mount busy.
+ */
+static int open_near(const struct target *t)
+{
+	CLEANUP(free_p) char *path = strdup(t->dir);
+	struct stat st;
+	int fd = -1;
+
+	if (!path)
+		return -ENOMEM;
+	while (*path) {
+		char *slash = strrchr(path, '/');
+
+		fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		if (fd >= 0 || errno != ENOENT || !slash)
+			break;
+		*slash = 0;
+	}
+	if (fd < 0)
+		return *path ? -errno : -ENOENT;
+	if (!fstat(fd, &st) && st.st_dev == t->dev)
+		return fd;
+	close(fd);
+	return -ESTALE;
+}
+
 int target_reached(struct target *t, enum ckpt_level level)
 {
 	CLEANUP(close_p) int dir_fd = -1;
+	int r;
 
 	if (level == CKPT_REMOTE && !t->has_remote)
 		return -EOPNOTSUPP;
-	dir_fd = open(t->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (dir_fd < 0)
-		return -errno;
+	r = open_near(t);
+	if (r < 0)
+		return r;
+	dir_fd = r;
 	return t->on_ckptfs ? ask_mount(t, dir_fd, level)
 			    : sync_here(t, dir_fd);
 }

@@ -24,6 +24,7 @@ struct target {
 	int dir_fd, fd;
 	bool on_ckptfs, passthrough, has_remote;
 	uint64_t ino;
+	dev_t dev;
 	uint64_t known_len; /* of the part whose places are fixed */
 	char *map;          /* of it, or NULL: not mapped */
 
@@ -31,6 +32,7 @@ struct target {
 	uint64_t room;                 /* allocated up to; guarded by lock */
 	uint64_t filled_at, filled_to; /* not told yet; guarded by lock */
 	uint64_t reached_seq;          /* of target_reached() */
+	uint32_t lineage;              /* the same */
 };
 
 /* Only memory: *t is an empty target for path, which names a file.
@@ -48,12 +50,21 @@ MUST_CHECK int target_open(struct target *t, uint64_t known_len, bool map);
 /* Storage for all bytes below upto. -ENOSPC, … */
 MUST_CHECK int target_room(struct target *t, uint64_t upto);
 
+/* How far storage is allocated. */
+uint64_t target_allocated(struct target *t);
+
 /* All of it, at its place. -errno as pwrite(2). */
 MUST_CHECK int target_write(struct target *t, const void *buf, size_t len,
 			    uint64_t off);
 
 /* [off, off + len) will not change any more. */
 void target_filled(struct target *t, uint64_t off, uint64_t len);
+
+/* For fork(): while a file is made, its descriptors have no place yet. */
+void targets_lock(void);
+void targets_unlock(void);
+/* In a forked child: its copies of the descriptors go. */
+void target_forget(struct target *t);
 
 /* The file is len bytes long and complete: it gets its name. */
 MUST_CHECK int target_commit(struct target *t, uint64_t len);
@@ -62,11 +73,12 @@ MUST_CHECK int target_commit(struct target *t, uint64_t len);
 void target_abort(struct target *t);
 
 /*
- * Has the committed file reached the level (CKPT_NVME, CKPT_REMOTE)? On ckptfs
+ * Has the committed file reached the level (CKPT_DRAM and more)? On ckptfs
  * waits a moment for it; elsewhere does an fsync.
  *
  *   1, 0         yes, not yet
  *   -EOPNOTSUPP  there is no such level
+ *   -ESTALE      the mount has lost it, or is another one
  *   -errno       what is in the way
  */
 MUST_CHECK int target_reached(struct target *t, enum ckpt_level level);

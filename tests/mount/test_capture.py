@@ -288,6 +288,50 @@ def test_waiting_for_what_was_replaced(fresh):
     assert os.listdir(m.path) == []
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_waiting_for_what_was_lost(fresh, asked):
+    """Not told to be on NVMe, whatever comes after it."""
+    m = fresh(dram="128M", flush_rate="1M")
+    if m.plain:
+        pytest.skip("no daemon")
+    with Engine() as e:
+        caps = {}
+        for name, data in ("safe", b"s"), ("lost", noise(5 * MB, 1)):
+            caps[name] = e.begin(m.path / name)
+            caps[name].add_memory(memory(data), len(data))
+            caps[name].submit()
+            caps[name].wait("dram" if name == "lost" else "nvme")
+        if asked:
+            with pytest.raises(TimeoutError):
+                caps["lost"].wait("nvme", .1)
+        m.lose_dram(flush_rate=None)
+        assert os.listdir(m.path) == ["safe"]
+        write(m.path / "new", b"x")
+        m.wait("nvme")
+        caps["safe"].wait("nvme", 10)
+        with pytest.raises(OSError) as failed:
+            caps["lost"].wait("nvme", 10)
+        assert failed.value.errno == errno.ESTALE
+        for cap in caps.values():
+            cap.free()
+
+
+def test_waiting_after_a_restart(fresh):
+    """A daemon that died and came back has lost nothing."""
+    m = fresh(dram="128M", flush_rate="1M")
+    if m.plain:
+        pytest.skip("no daemon")
+    with Engine() as e:
+        cap = e.begin(m.path / "a")
+        cap.add_memory(memory(noise(3 * MB, 1)), 3 * MB)
+        cap.submit()
+        cap.wait("dram")
+        m.kill()
+        m.start(flush_rate=None)
+        cap.wait("nvme", 30)
+        cap.free()
+
+
 def test_remote_where_there_is_none(fresh):
     m = fresh()
     with Engine() as e:

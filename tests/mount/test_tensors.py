@@ -307,6 +307,26 @@ def test_open_tensors_stay_what_they_are(m, d, how):
         assert (mapped == want).all()
 
 
+@pytest.mark.parametrize("how", ["rename", "unlink"])
+def test_open_and_not_read_yet(m, d, how):
+    """A large one, so that nothing of it is in the page cache either."""
+    n = 8 << 20
+    old = {"w": torch.arange(n // 8)}
+    save_file(old, d / "f.safetensors")
+    save_file({"w": torch.zeros(n // 8, dtype=torch.int64)},
+              d / "g.safetensors")
+    m.wait("nvme")
+    fd = os.open(tree(m, d) / "f.safetensors" / "w.npy", os.O_RDONLY)
+    if how == "rename":
+        os.rename(d / "g.safetensors", d / "f.safetensors")
+    else:
+        os.unlink(d / "f.safetensors")
+    m.wait("nvme")
+    data = os.pread(fd, n + 4096, 0)
+    os.close(fd)
+    assert data[-n:] == old["w"].numpy().tobytes()
+
+
 def test_overwritten_in_place(m, d):
     """Its own bytes, or an error; never those of the next version."""
     old, new = some_tensors(500), some_tensors(500, seed=9)

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/file.h>
 #include <time.h>
 
 #include "check.h"
@@ -229,6 +230,76 @@ static void error_of_freed(void)
 	CHECK_EQ(ckpt_submit(cap), 0);
 	ckpt_capture_free(cap);
 	CHECK_EQ(ckpt_close(ck), -ENOENT);
+	CHECK_EQ(entries(), 0);
+
+	/* Each by a fence of its own. */
+	ck = engine(CKPT_EXIT_DRAIN, 0, 0);
+	for (int i = 0; i < 2; i++) {
+		cap = begin(ck, "no/such/dir");
+		CHECK_EQ(ckpt_add(cap, ckpt_memory("x", 1)), 0);
+		CHECK_EQ(ckpt_submit(cap), 0);
+		ckpt_capture_free(cap);
+	}
+	CHECK_EQ(ckpt_fence(ck), -ENOENT);
+	CHECK_EQ(ckpt_fence(ck), -ENOENT);
+	CHECK_EQ(ckpt_fence(ck), 0);
+	CHECK_EQ(ckpt_close(ck), 0);
+}
+
+/* Its directory is rotated away, or gets its final name. */
+static void moved(void)
+{
+	struct ckpt *ck = engine(CKPT_EXIT_DRAIN, 0, 0);
+	struct ckpt_capture *cap[2];
+
+	for (int i = 0; i < 2; i++) {
+		CHECK(!mkdir(in_dir("step"), 0700));
+		cap[i] = begin(ck, "step/a");
+		CHECK_EQ(ckpt_add(cap[i], ckpt_memory("x", 1)), 0);
+		CHECK_EQ(ckpt_submit(cap[i]), 0);
+		CHECK_EQ(ckpt_wait(cap[i], CKPT_DRAM, -1), 0);
+		CHECK(!rename(in_dir("step"), in_dir("done")));
+		if (i == 0) {
+			check_remove(in_dir("done"));
+			CHECK_EQ(ckpt_wait(cap[i], CKPT_NVME, -1), 0);
+		}
+	}
+	CHECK_EQ(ckpt_wait(cap[1], CKPT_NVME, -1), 0);
+	CHECK_EQ(ckpt_close(ck), 0);
+	check_remove(in_dir("done"));
+	CHECK_EQ(entries(), 0);
+}
+
+/* Names that a process of the same number (another container's) has taken are
+ * left alone; what it left when it died is cleared away. */
+static void same_pid(void)
+{
+	struct ckpt *ck = engine(CKPT_EXIT_DRAIN, 0, 0);
+	struct ckpt_capture *cap = begin(ck, "same");
+	int fds[40], n = 0;
+	char name[64];
+
+	for (int i = 0; i < 40; i++) {
+		snprintf(name, sizeof(name), ".same.ckpt-%ld-%d",
+			 (long)getpid(), i);
+		fds[i] = open(in_dir(name), O_CREAT | O_EXCL | O_WRONLY, 0600);
+		CHECK(fds[i] >= 0);
+		if (i % 2)
+			CHECK(!flock(fds[i], LOCK_EX));
+	}
+	CHECK_EQ(ckpt_add(cap, ckpt_memory("x", 1)), 0);
+	CHECK_EQ(ckpt_submit(cap), 0);
+	CHECK_EQ(ckpt_wait(cap, CKPT_DRAM, -1), 0);
+	CHECK_EQ(ckpt_close(ck), 0);
+	for (int i = 0; i < 40; i++) {
+		snprintf(name, sizeof(name), ".same.ckpt-%ld-%d",
+			 (long)getpid(), i);
+		n += !access(in_dir(name), F_OK);
+		unlink(in_dir(name));
+		close(fds[i]);
+	}
+	CHECK_EQ(n, 20);
+	unlink(in_dir("same"));
 	CHECK_EQ(entries(), 0);
 }
 
@@ -501,6 +572,8 @@ int main(void)
 	layout();
 	fence();
 	error_of_freed();
+	moved();
+	same_pid();
 	cancel();
 	own_provider();
 	forked();
