@@ -375,10 +375,8 @@ static int compose(struct ckpt_safetensors *st, struct ckpt_provider *all)
 	if (r)
 		return r;
 	p = ckpt_memory_owned(header, len, free, header);
-	if (!p) {
-		free(header);
+	if (!p)
 		return -ENOMEM;
-	}
 	r = ckpt_composite_add(all, p);
 	for (size_t i = 0; i < st->n_entries && !r; i++)
 		r = ckpt_composite_add(all, MOVE(st->entries[i].p));

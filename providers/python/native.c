@@ -65,16 +65,13 @@ static void drop_arg(void *arg)
 /* ("bytes", b) */
 static struct ckpt_provider *bytes_new(PyObject *bytes)
 {
-	struct ckpt_provider *p;
 	char *at;
 	Py_ssize_t len;
 
 	if (PyBytes_AsStringAndSize(bytes, &at, &len) < 0)
 		return NULL;
-	p = ckpt_memory_owned(at, (size_t)len, drop_arg, bytes);
-	if (p)
-		Py_INCREF(bytes);
-	return p;
+	Py_INCREF(bytes);
+	return ckpt_memory_owned(at, (size_t)len, drop_arg, bytes);
 }
 
 /* ("call", f) */
@@ -119,18 +116,12 @@ static void call_free(void *arg)
 static struct ckpt_provider *call_new(PyObject *callable)
 {
 	struct call *c = calloc(1, sizeof(*c));
-	struct ckpt_provider *p;
 
 	if (!c)
 		return NULL;
-	p = ckpt_object(call_serialise, call_free, c);
-	if (!p) {
-		free(c);
-		return NULL;
-	}
 	Py_INCREF(callable);
 	c->callable = callable;
-	return p;
+	return ckpt_object(call_serialise, call_free, c);
 }
 
 /* ("check", f): no bytes, only the question whether others were left alone */
