@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a capture takes, and gives back where memory is short."""
+"""What a capture takes of a storage, and gives back where memory is short."""
 import os
 import shutil
 import subprocess
@@ -7,9 +7,41 @@ import sys
 
 import pytest
 
-from states import ended  # noqa: F401
+from states import ended, torch  # noqa: F401
+from ckptfs._state import COPY_BELOW, Borrowed
 
 pytestmark = pytest.mark.modes("passthrough")
+
+
+class OnDevice:
+    """A storage that says that it lies on a device."""
+    device = torch.device("cuda", 0)
+
+    def __init__(self, storage):
+        self.storage = storage
+
+    def __getattr__(self, name):
+        return getattr(self.storage, name)
+
+    def __getitem__(self, key):
+        return self.storage[key]
+
+
+@pytest.mark.parametrize("n", [1, 4096, COPY_BELOW])
+def test_a_small_view_on_a_device_is_cloned_alone(monkeypatch, n):
+    monkeypatch.setattr(torch.cuda, "current_stream",
+                        lambda _: type("Stream", (), {"cuda_stream": 7}))
+    flat = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8)
+    view = flat[5000:5000 + n]
+    want = view.tolist()
+    borrowed = Borrowed({})
+    part = borrowed.source(OnDevice(flat.untyped_storage()), view.data_ptr(),
+                           n, None)
+    clone = borrowed.kept[-1]
+    assert part == ("cuda", clone.data_ptr(), n, 0, 7)
+    assert clone.nbytes() == n and clone.tolist() == want
+    view.zero_()
+    assert clone.tolist() == want
 
 
 # The extension module's call of calloc() of that number, from now on, fails.

@@ -92,9 +92,11 @@ class Borrowed:
         if n <= COPY_BELOW and where.type == "cpu":
             return ("copy", at, n)
         if n <= COPY_BELOW:
-            clone = storage.clone()  # on the device: nobody waits for it
+            # On the device: nobody waits for it.
+            off = at - storage.data_ptr()
+            clone = storage[off:off + n].clone()
             self.kept.append(clone)
-            at += clone.data_ptr() - storage.data_ptr()
+            at = clone.data_ptr()
         else:
             self.storages.append((storage, storage.data_ptr(),
                                   storage.nbytes()))
