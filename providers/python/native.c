@@ -14,19 +14,23 @@
  *	                                     when all have been read
  *	("group", align, [part, ...])
  *	("torch", root, [(key, part), ...], part)
- *	("safetensors", [(name, type, shape, part), ...], {key: value})
+ *	("safetensors", [(name, type, shape, part), ...], [(key, value), ...])
  *
  * Errors of libckpt are returned as numbers, not raised: who calls knows the
- * file and the words for it. Exceptions are for wrong arguments only.
+ * file and the words for it. Exceptions are for wrong arguments only, and
+ * Closed for a capture whose engine is.
  *
  * Threads: no call that may wait holds the GIL, and the engine's threads take
- * it only in serialise(), check and release, where they hold no lock.
+ * it only in serialise(), check and release, where they hold no lock. Calls
+ * that are without the GIL are counted: close() frees when the last is out.
  */
 #include <Python.h>
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <sys/queue.h>
 #include <unistd.h>
 
 #include "native.h"
@@ -40,9 +44,21 @@
 #define DEVICE "ckptfs.device"
 
 struct capture {
-	struct ckpt_capture *cap; /* NULL: freed, or its engine is closed */
-	pid_t pid;
+	LIST_ENTRY(capture) link;
+	struct engine *engine;
+	struct ckpt_capture *cap; /* NULL: its engine is closed */
 };
+
+struct engine {
+	struct ckpt *ck; /* NULL: closed; guarded by the GIL, as the list */
+	pid_t pid;
+	LIST_HEAD(, capture) captures;
+	pthread_mutex_t lock;
+	pthread_cond_t idle;
+	unsigned n_calls; /* that use a capture; guarded by lock */
+};
+
+static PyObject *closed_error;
 
 /* ---- Python objects that the engine holds -------------------------------- */
 
@@ -510,6 +526,86 @@ static PyObject *native_length(PyObject *self, PyObject *part)
 
 /* ---- engines and devices -------------------------------------------------- */
 
+static void enter(struct engine *e)
+{
+	pthread_mutex_lock(&e->lock);
+	e->n_calls++;
+	pthread_mutex_unlock(&e->lock);
+}
+
+static void leave(struct engine *e)
+{
+	pthread_mutex_lock(&e->lock);
+	if (--e->n_calls == 0)
+		pthread_cond_broadcast(&e->idle);
+	pthread_mutex_unlock(&e->lock);
+}
+
+/* Nobody comes in any more. */
+static void engine_detach(struct engine *e)
+{
+	struct capture *c;
+
+	while ((c = LIST_FIRST(&e->captures))) {
+		LIST_REMOVE(c, link);
+		c->cap = NULL;
+	}
+}
+
+/* ckpt_close() frees the captures, so it waits for whoever is in there. */
+static int engine_close(struct engine *e)
+{
+	struct ckpt *ck = MOVE(e->ck);
+	int r;
+
+	engine_detach(e);
+	if (!ck)
+		return 0;
+	Py_BEGIN_ALLOW_THREADS;
+	pthread_mutex_lock(&e->lock);
+	while (e->n_calls)
+		pthread_cond_wait(&e->idle, &e->lock);
+	pthread_mutex_unlock(&e->lock);
+	r = ckpt_close(ck);
+	Py_END_ALLOW_THREADS;
+	return r;
+}
+
+/* A child of fork() leaves the parent's alone: its locks are in an unknown
+ * state, and what it holds is the parent's. */
+static void engine_free(PyObject *capsule)
+{
+	struct engine *e = PyCapsule_GetPointer(capsule, ENGINE);
+
+	if (e->pid != getpid()) {
+		engine_detach(e);
+		return;
+	}
+	(void)!engine_close(e);
+	pthread_cond_destroy(&e->idle);
+	pthread_mutex_destroy(&e->lock);
+	free(e);
+}
+
+/* Owns ck. */
+static PyObject *engine_new(struct ckpt *ck)
+{
+	struct engine *e = calloc(1, sizeof(*e));
+	PyObject *capsule = e ? PyCapsule_New(e, ENGINE, engine_free) : NULL;
+
+	if (!capsule) {
+		(void)!ckpt_close(ck);
+		free(e);
+		return PyErr_NoMemory();
+	}
+	e->ck = ck;
+	e->pid = getpid();
+	LIST_INIT(&e->captures);
+	pthread_mutex_init(&e->lock, NULL);
+	pthread_cond_init(&e->idle, NULL);
+	return capsule;
+}
+
 static PyObject *native_open(PyObject *self, PyObject *args)
 {
 	struct ckpt_options options = { .options_len = sizeof(options) };
@@ -526,37 +622,16 @@ static PyObject *native_open(PyObject *self, PyObject *args)
 	options.budget_len = budget;
 	options.at_exit = abort_at_exit ? CKPT_EXIT_ABORT : CKPT_EXIT_DRAIN;
 	r = ckpt_open(&options, &ck);
-	if (r)
-		return PyLong_FromLong(r);
-	return PyCapsule_New(ck, ENGINE, NULL);
+	return r ? PyLong_FromLong(r) : engine_new(ck);
 }
 
+/* Twice does no harm. */
 static PyObject *native_close(PyObject *self, PyObject *capsule)
 {
-	struct ckpt *ck = PyCapsule_GetPointer(capsule, ENGINE);
-	int r;
+	struct engine *e = PyCapsule_GetPointer(capsule, ENGINE);
 
 	(void)self;
-	if (!ck)
-		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	r = ckpt_close(ck);
-	Py_END_ALLOW_THREADS;
-	return PyLong_FromLong(r);
-}
-
-static PyObject *native_fence(PyObject *self, PyObject *capsule)
-{
-	struct ckpt *ck = PyCapsule_GetPointer(capsule, ENGINE);
-	int r;
-
-	(void)self;
-	if (!ck)
-		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	r = ckpt_fence(ck);
-	Py_END_ALLOW_THREADS;
-	return PyLong_FromLong(r);
+	return e ? PyLong_FromLong(engine_close(e)) : NULL;
 }
 
 static PyObject *native_device(PyObject *self, PyObject *arg)
@@ -574,51 +649,47 @@ static PyObject *native_device(PyObject *self, PyObject *arg)
 	return PyCapsule_New(device, DEVICE, NULL);
 }
 
-static PyObject *native_device_free(PyObject *self, PyObject *capsule)
-{
-	struct ckpt_slow_device *device = PyCapsule_GetPointer(capsule, DEVICE);
-
-	(void)self;
-	if (!device)
-		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	ckpt_slow_device_free(device);
-	Py_END_ALLOW_THREADS;
-	Py_RETURN_NONE;
-}
-
 /* ---- captures ------------------------------------------------------------- */
-
-/* A child of fork() leaves the parent's alone: their locks are in an unknown
- * state, and what they hold is the parent's. */
-static void capture_drop(struct capture *c)
-{
-	struct ckpt_capture *cap = MOVE(c->cap);
-
-	if (!cap || c->pid != getpid())
-		return;
-	Py_BEGIN_ALLOW_THREADS;
-	ckpt_capture_free(cap);
-	Py_END_ALLOW_THREADS;
-}
 
 static void capsule_free(PyObject *capsule)
 {
 	struct capture *c = PyCapsule_GetPointer(capsule, CAPTURE);
+	struct engine *e = c->engine;
+	struct ckpt_capture *cap = MOVE(c->cap);
 
-	capture_drop(c);
+	if (cap)
+		LIST_REMOVE(c, link);
 	free(c);
+	if (!cap || e->pid != getpid())
+		return;
+	enter(e);
+	Py_BEGIN_ALLOW_THREADS;
+	ckpt_capture_free(cap);
+	leave(e);
+	Py_END_ALLOW_THREADS;
 }
 
 static struct capture *capture_of(PyObject *capsule)
 {
 	struct capture *c = PyCapsule_GetPointer(capsule, CAPTURE);
 
-	if (c && (!c->cap || c->pid != getpid())) {
-		PyErr_SetString(PyExc_ValueError, "the capture is closed");
+	if (c && (!c->cap || c->engine->pid != getpid())) {
+		PyErr_SetString(closed_error, "the capture is closed");
 		return NULL;
 	}
 	return c;
+}
+
+/* For a call without the GIL, until leave(*e). */
+static struct ckpt_capture *capture_enter(PyObject *capsule, struct engine **e)
+{
+	struct capture *c = capture_of(capsule);
+
+	if (!c)
+		return NULL;
+	*e = c->engine;
+	enter(*e);
+	return c->cap;
 }
 
 static int begin(struct ckpt *ck, const char *path, PyObject *part,
@@ -643,7 +714,7 @@ static int begin(struct ckpt *ck, const char *path, PyObject *part,
 	return r;
 }
 
-static PyObject *capsule_new(struct ckpt_capture *cap)
+static PyObject *capsule_new(struct engine *e, struct ckpt_capture *cap)
 {
 	struct capture *c = calloc(1, sizeof(*c));
 	PyObject *capsule = c ? PyCapsule_New(c, CAPTURE, capsule_free) : NULL;
@@ -653,41 +724,48 @@ static PyObject *capsule_new(struct ckpt_capture *cap)
 		free(c);
 		return PyErr_NoMemory();
 	}
+	c->engine = e;
 	c->cap = cap;
-	c->pid = getpid();
+	LIST_INSERT_HEAD(&e->captures, c, link);
 	return capsule;
 }
 
 static PyObject *native_begin(PyObject *self, PyObject *args)
 {
-	PyObject *engine, *part;
+	PyObject *capsule, *part;
 	const char *path;
 	struct ckpt_capture *cap;
-	struct ckpt *ck;
+	struct engine *e;
 	int r;
 
 	(void)self;
-	if (!PyArg_ParseTuple(args, "OyO", &engine, &path, &part))
+	if (!PyArg_ParseTuple(args, "OyO", &capsule, &path, &part))
 		return NULL;
-	ck = PyCapsule_GetPointer(engine, ENGINE);
-	if (!ck)
+	e = PyCapsule_GetPointer(capsule, ENGINE);
+	if (!e)
 		return NULL;
-	r = begin(ck, path, part, &cap);
+	if (!e->ck) {
+		PyErr_SetString(closed_error, "the engine is closed");
+		return NULL;
+	}
+	r = begin(e->ck, path, part, &cap);
 	if (PyErr_Occurred())
 		return NULL;
-	return r ? PyLong_FromLong(r) : capsule_new(cap);
+	return r ? PyLong_FromLong(r) : capsule_new(e, cap);
 }
 
 static PyObject *native_submit(PyObject *self, PyObject *capsule)
 {
-	struct capture *c = capture_of(capsule);
+	struct engine *e;
+	struct ckpt_capture *cap = capture_enter(capsule, &e);
 	int r;
 
 	(void)self;
-	if (!c)
+	if (!cap)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
-	r = ckpt_submit(c->cap);
+	r = ckpt_submit(cap);
+	leave(e);
 	Py_END_ALLOW_THREADS;
 	return PyLong_FromLong(r);
 }
@@ -695,30 +773,34 @@ static PyObject *native_submit(PyObject *self, PyObject *capsule)
 static PyObject *native_wait(PyObject *self, PyObject *args)
 {
 	PyObject *capsule;
-	struct capture *c;
+	struct ckpt_capture *cap;
+	struct engine *e;
 	int level, timeout_ms, r;
 
 	(void)self;
 	if (!PyArg_ParseTuple(args, "Oii", &capsule, &level, &timeout_ms))
 		return NULL;
-	c = capture_of(capsule);
-	if (!c)
+	cap = capture_enter(capsule, &e);
+	if (!cap)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
-	r = ckpt_wait(c->cap, (enum ckpt_level)level, timeout_ms);
+	r = ckpt_wait(cap, (enum ckpt_level)level, timeout_ms);
+	leave(e);
 	Py_END_ALLOW_THREADS;
 	return PyLong_FromLong(r);
 }
 
 static PyObject *native_cancel(PyObject *self, PyObject *capsule)
 {
-	struct capture *c = capture_of(capsule);
+	struct engine *e;
+	struct ckpt_capture *cap = capture_enter(capsule, &e);
 
 	(void)self;
-	if (!c)
+	if (!cap)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
-	ckpt_cancel(c->cap);
+	ckpt_cancel(cap);
+	leave(e);
 	Py_END_ALLOW_THREADS;
 	Py_RETURN_NONE;
 }
@@ -753,33 +835,19 @@ static PyObject *native_stats(PyObject *self, PyObject *capsule)
 		(unsigned long long)s.staged_max, s.on_ckptfs, s.mapped);
 }
 
-static PyObject *native_free(PyObject *self, PyObject *capsule)
-{
-	struct capture *c = PyCapsule_GetPointer(capsule, CAPTURE);
-
-	(void)self;
-	if (!c)
-		return NULL;
-	capture_drop(c);
-	Py_RETURN_NONE;
-}
-
 /* ---- the module ----------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
 	{ "length", native_length, METH_O, NULL },
 	{ "open", native_open, METH_VARARGS, NULL },
 	{ "close", native_close, METH_O, NULL },
-	{ "fence", native_fence, METH_O, NULL },
 	{ "device", native_device, METH_O, NULL },
-	{ "device_free", native_device_free, METH_O, NULL },
 	{ "begin", native_begin, METH_VARARGS, NULL },
 	{ "submit", native_submit, METH_O, NULL },
 	{ "wait", native_wait, METH_VARARGS, NULL },
 	{ "cancel", native_cancel, METH_O, NULL },
 	{ "error", native_error, METH_O, NULL },
 	{ "stats", native_stats, METH_O, NULL },
-	{ "free", native_free, METH_O, NULL },
 	{ NULL, NULL, 0, NULL },
 };
 
@@ -797,7 +865,10 @@ PyMODINIT_FUNC PyInit__native(void)
 {
 	PyObject *native = PyModule_Create(&module);
 
-	if (native && native_read_add(native) < 0)
+	closed_error = PyErr_NewException("ckptfs._native.Closed", NULL, NULL);
+	if (native && (!closed_error ||
+		       PyModule_AddObjectRef(native, "Closed", closed_error) ||
+		       native_read_add(native) < 0))
 		Py_CLEAR(native);
 	return native;
 }

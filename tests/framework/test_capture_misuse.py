@@ -153,6 +153,8 @@ def test_no_remote(place):
         capture.wait("remote")
     assert e.value.errno == errno.EOPNOTSUPP
     capture.wait("nvme")
+    with pytest.raises(ckptfs.CaptureError):
+        ckptfs.wait("remote")
 
 
 def test_every_failure_is_told_by_one_fence(place):

@@ -35,8 +35,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ._capture import (CancelledError, Capture, CaptureError, ChangedError,
-                       SlowDevice, Stats, close, configure, fence,
-                       fence_before_step, start, wait)
+                       Stats)
+from ._device import SlowDevice
+from ._engine import (close, configure, fence, fence_before_step, start,
+                      wait)
 from ._read import Checkpoint, Info, open
 
 __version__ = "0.1.0"

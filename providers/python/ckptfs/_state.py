@@ -19,7 +19,8 @@ from typing import Any, Iterator
 
 import torch
 
-from ._capture import Capture, SlowDevice
+from ._capture import Capture
+from ._device import SlowDevice
 
 Part = tuple[Any, ...]
 

@@ -46,8 +46,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.futures import Future
 
-from . import _capture, _native
-from ._capture import Capture, Level
+from . import _native
+from ._capture import Capture, Level, make_error
+from ._device import SlowDevice
+from ._engine import start
 from ._state import _LEGACY, Borrowed, Part, _Pickler, _Ref, _Storages
 
 __all__ = ["Pending", "Reader", "Writer", "save_async"]
@@ -74,7 +76,7 @@ class _Shard:
         """For _native."""
         t = self.tensor
         n = t.numel() * t.element_size()
-        device = _capture.SlowDevice.current
+        device = SlowDevice.current
         source = self.borrowed.source(t.untyped_storage(), t.data_ptr(), n,
                                       device)
         return ("torch", "archive", [("0", source)], ("bytes", self._pickle()))
@@ -111,7 +113,7 @@ class _Reduced:
 def _length(part: Part, path: str) -> int:
     n = _native.length(part)
     if n < 0:
-        raise _capture.make_error(n, path)
+        raise make_error(n, path)
     return n
 
 
@@ -170,7 +172,7 @@ class Writer(FileSystemWriter):
                 storage_data=_StorageInfo(name, at, n)))
             at += n
         capture = Capture(path)
-        _capture.start(capture, ("group", _ALIGN, parts), borrowed)
+        start(capture, ("group", _ALIGN, parts), borrowed)
         self._captures.append(capture)
         return results
 
