@@ -3,7 +3,7 @@
  * safetensors from providers: all places are known at the start, so the header
  * is plain memory before the tensors.
  */
-#include "providers/layout.h"
+#include "providers/layout_parts.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -11,8 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "providers/compiler.h"
 
 #define HEADER_LEN_MAX 100000000 /* the library's own limit */
 #define DIMS_MAX 64
@@ -53,17 +51,6 @@ static const struct {
 	{ "F4", 4 },
 };
 
-static void let_go(struct ckpt_provider *p)
-{
-	if (p)
-		p->ops->release(p);
-}
-
-static void provider_freep(struct ckpt_provider **p)
-{
-	let_go(*p);
-}
-
 int ckpt_safetensors_new(struct ckpt_safetensors **out)
 {
 	struct ckpt_safetensors *st = calloc(1, sizeof(*st));
@@ -99,21 +86,6 @@ void ckpt_safetensors_free(struct ckpt_safetensors *st)
 static void safetensors_freep(struct ckpt_safetensors **st)
 {
 	ckpt_safetensors_free(*st);
-}
-
-/* Room for one more of n elements of len bytes. */
-static int reserve(void *array, size_t n, size_t *n_room, size_t len)
-{
-	void **old = array, *more;
-
-	if (n < *n_room)
-		return 0;
-	more = reallocarray(*old, *n_room ? 2 * *n_room : 64, len);
-	if (!more)
-		return -ENOMEM;
-	*old = more;
-	*n_room = *n_room ? 2 * *n_room : 64;
-	return 0;
 }
 
 /* ---- what the format can hold ------------------------------------------- */

@@ -21,7 +21,7 @@
  * The records outlive the providers that they describe: each provider made
  * here holds a count on them.
  */
-#include "providers/layout.h"
+#include "providers/layout_parts.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -31,7 +31,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "providers/compiler.h"
 #include "providers/crc32.h"
 
 #define ALIGNMENT 64
@@ -68,12 +67,6 @@ struct ckpt_torch {
 	size_t n_storages;
 	struct record pickle; /* until finish() puts it behind the others */
 };
-
-static void let_go(struct ckpt_provider *p)
-{
-	if (p)
-		p->ops->release(p);
-}
 
 static void record_fini(struct record *r)
 {
@@ -580,25 +573,16 @@ static int record_init(struct record *r, const struct ckpt_torch *t,
 	return 0;
 }
 
-static int reserve(struct ckpt_torch *t, size_t n)
+static int reserve_record(struct ckpt_torch *t)
 {
-	size_t n_room = t->n_room ? 2 * t->n_room : 64;
-	struct record *more;
-
-	if (t->n_records + n <= t->n_room)
-		return 0;
-	more = reallocarray(t->records, n_room, sizeof(*more));
-	if (!more)
-		return -ENOMEM;
-	t->records = more;
-	t->n_room = n_room;
-	return 0;
+	return reserve(&t->records, t->n_records, &t->n_room,
+		       sizeof(*t->records));
 }
 
 static int record_add(struct ckpt_torch *t, const char *folder,
 		      const char *name, struct record **out)
 {
-	int r = reserve(t, 1);
+	int r = reserve_record(t);
 
 	if (!r)
 		r = record_init(&t->records[t->n_records], t, folder, name);
@@ -606,11 +590,6 @@ static int record_add(struct ckpt_torch *t, const char *folder,
 		return r;
 	*out = &t->records[t->n_records++];
 	return 0;
-}
-
-static void provider_freep(struct ckpt_provider **p)
-{
-	let_go(*p);
 }
 
 int ckpt_torch_storage(struct ckpt_torch *t, const char *key,
@@ -703,7 +682,7 @@ static int settle(struct ckpt_torch *t)
 	if (!r)
 		r = add_small(t, "version", "3\n");
 	if (!r)
-		r = reserve(t, 1);
+		r = reserve_record(t);
 	if (r)
 		return r;
 	t->records[t->n_records++] = t->pickle;
