@@ -28,14 +28,6 @@ static unsigned n_closing; /* engines out of the list, not gone; all_lock */
 static pthread_cond_t closed = PTHREAD_COND_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-int64_t capture_now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return ts.tv_sec * INT64_C(1000000000) + ts.tv_nsec;
-}
-
 static bool is_ours(const struct ckpt *ck)
 {
 	return ck->pid == getpid();

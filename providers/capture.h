@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <sys/queue.h>
 
+#include "providers/clock.h"
 #include "providers/composite.h"
 #include "providers/pool.h"
 #include "providers/target.h"
@@ -86,7 +87,6 @@ void movers_stop(struct ckpt *ck);
 void capture_fail_locked(struct ckpt_capture *cap, int err, const char *what);
 
 /* capture.c */
-int64_t capture_now_ns(void);
 /* Out of the list, and gone. It has ended, or was never submitted. */
 void capture_destroy(struct ckpt_capture *cap);
 

@@ -6,6 +6,7 @@
  */
 #include "providers/pool.h"
 #include "providers/cleanup.h"
+#include "providers/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +14,6 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #define SHARE_LEN (UINT64_C(64) << 20)
 #define LOOK_MS 20 /* for a share that another process gives back */
@@ -149,20 +149,6 @@ static struct buffer *take_locked(struct pool *p)
 	return b;
 }
 
-static struct timespec after_ms(int ms)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	ts.tv_sec += ms / 1000;
-	ts.tv_nsec += (long)(ms % 1000) * 1000000;
-	if (ts.tv_nsec >= 1000000000) {
-		ts.tv_sec++;
-		ts.tv_nsec -= 1000000000;
-	}
-	return ts;
-}
-
 int pool_take(struct pool *p, int timeout_ms, void **out)
 {
 	struct buffer *b;
@@ -171,7 +157,8 @@ int pool_take(struct pool *p, int timeout_ms, void **out)
 	b = take_locked(p);
 	while (!b && timeout_ms > 0) {
 		int ms = timeout_ms < LOOK_MS ? timeout_ms : LOOK_MS;
-		struct timespec until = after_ms(ms);
+		struct timespec until = capture_timespec(capture_now_ns() +
+							 ms * INT64_C(1000000));
 
 		pthread_cond_timedwait(&p->freed, &p->lock, &until);
 		timeout_ms -= ms;

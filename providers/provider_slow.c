@@ -10,10 +10,10 @@
 #include <stdbool.h>
 #include <string.h>
 #include <sys/queue.h>
-#include <time.h>
 
 #include "providers/ckpt.h"
 #include "providers/cleanup.h"
+#include "providers/clock.h"
 
 /* Copied, then slept for, a piece at a time: like a DMA, it does not keep the
  * memory bus busy all at once. */
@@ -48,17 +48,9 @@ struct slow {
 
 static const struct ckpt_provider_ops slow_ops;
 
-static int64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return ts.tv_sec * INT64_C(1000000000) + ts.tv_nsec;
-}
-
 static void sleep_until(int64_t ns)
 {
-	struct timespec ts = { ns / 1000000000, ns % 1000000000 };
+	struct timespec ts = capture_timespec(ns);
 
 	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL) ==
 	       EINTR)
@@ -67,7 +59,7 @@ static void sleep_until(int64_t ns)
 
 static void copy_at_rate(struct ckpt_slow_device *d, const struct request *q)
 {
-	int64_t now = now_ns();
+	int64_t now = capture_now_ns();
 
 	if (d->free_ns < now)
 		d->free_ns = now;
