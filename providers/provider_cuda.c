@@ -152,8 +152,12 @@ struct batch {
 struct device {
 	CUcontext ctx;
 	CUstream stream;
-	CUevent before; /* behind what the caller's stream has to do */
 	pthread_t thread;
+
+	pthread_mutex_t order; /* alone, and over these CUDA calls only: what
+				  was recorded is what is waited for */
+	CUevent before; /* behind what the caller's stream has to do; guarded
+			   by order */
 
 	pthread_mutex_t lock;
 	pthread_cond_t work;     /* a batch was queued */
@@ -258,6 +262,7 @@ static int device_new(int number, struct device **out)
 
 	if (!d)
 		return -ENOMEM;
+	pthread_mutex_init(&d->order, NULL);
 	pthread_mutex_init(&d->lock, NULL);
 	pthread_cond_init(&d->work, NULL);
 	pthread_cond_init(&d->returned, NULL);
@@ -576,11 +581,11 @@ static int order_behind(struct device *d, CUstream stream)
 
 	if (r)
 		return error_of(r);
-	pthread_mutex_lock(&d->lock);
+	pthread_mutex_lock(&d->order);
 	r = drv.p_cuEventRecord(d->before, stream);
 	if (!r)
 		r = drv.p_cuStreamWaitEvent(d->stream, d->before, 0);
-	pthread_mutex_unlock(&d->lock);
+	pthread_mutex_unlock(&d->order);
 	(void)drv.p_cuCtxPopCurrent(&old);
 	return error_of(r);
 }

@@ -115,6 +115,18 @@ static void *stream_main(void *arg)
 	return NULL;
 }
 
+static void hold_while(atomic_bool *held)
+{
+	struct timespec ts = { .tv_nsec = 1000000 };
+
+	if (!atomic_load(held))
+		return;
+	atomic_fetch_add(&fake_cuda.n_held, 1);
+	while (atomic_load(held))
+		nanosleep(&ts, NULL);
+	atomic_fetch_sub(&fake_cuda.n_held, 1);
+}
+
 static void queue(struct work w)
 {
 	struct work *copy = malloc(sizeof(*copy));
@@ -211,6 +223,8 @@ CUresult cuEventDestroy(CUevent event)
 CUresult cuEventRecord(CUevent event, CUstream stream)
 {
 	RULE(n_current, "no context is current");
+	if (!stream)
+		hold_while(&fake_cuda.hold_record);
 	pthread_mutex_lock(&lock);
 	event->used = true;
 	if (stream) {

@@ -3,12 +3,16 @@
 #ifndef CKPT_TESTS_FAKE_CUDA_H
 #define CKPT_TESTS_FAKE_CUDA_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 
 struct fake_cuda {
 	bool fail_register, fail_sync;
-	int n_registered; /* now */
+	/* While set, recording in the caller's stream takes. */
+	atomic_bool hold_record;
+	atomic_int n_held; /* who is held up now */
+	int n_registered;  /* now */
 	int n_copies, n_syncs;
 };
 extern struct fake_cuda fake_cuda;

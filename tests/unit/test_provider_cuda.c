@@ -8,6 +8,7 @@
 #include "providers/ckpt.h"
 
 #include <poll.h>
+#include <pthread.h>
 
 #include "check.h"
 #include "ckpt_config.h"
@@ -120,6 +121,40 @@ static void any_alignment(void)
 	free(buf);
 }
 
+static void *make_one(void *src)
+{
+	struct ckpt_provider *p;
+
+	CHECK_EQ(ckpt_cuda(src, MIB, 0, NULL, &p), 0);
+	p->ops->release(p);
+	return NULL;
+}
+
+/* The caller's stream takes its time: copies go on meanwhile. */
+static void slow_to_order(void)
+{
+	uint8_t *src = device_pattern(MIB, 3), *buf = malloc(MIB);
+	struct ckpt_provider *p;
+	struct ckpt_chunk c;
+	pthread_t thread;
+	int done = 0;
+
+	CHECK(buf);
+	CHECK_EQ(ckpt_cuda(src, MIB, 0, NULL, &p), 0);
+	fake_cuda.hold_record = true;
+	CHECK(!pthread_create(&thread, NULL, make_one, src));
+	CHECK_SOON(fake_cuda.n_held == 1);
+	CHECK_EQ(p->ops->next(p, CKPT_DEVICE, MIB, &c), 1);
+	CHECK_EQ(p->ops->copy(p, &c, buf, copied, &done), 0);
+	CHECK_EQ(p->ops->kick(p), 0);
+	CHECK_SOON(__atomic_load_n(&done, __ATOMIC_SEQ_CST) == 1);
+	CHECK_EQ(fake_cuda.n_held, 1);
+	fake_cuda.hold_record = false;
+	pthread_join(thread, NULL);
+	p->ops->release(p);
+	free(buf);
+}
+
 static void failing(void)
 {
 	struct ckpt_capture *cap;
@@ -157,6 +192,7 @@ int main(void)
 	captured(&odd, "bounced-odd");
 	fake_cuda.fail_register = false;
 	any_alignment();
+	slow_to_order();
 	failing();
 	return 0;
 }
