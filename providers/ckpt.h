@@ -137,12 +137,21 @@ struct ckpt_provider_ops {
 	 * valid until done() has run; done() runs exactly once iff this
 	 * returns 0. Copies may be queued until kick(), which comes before
 	 * anybody waits for them.
+	 *
+	 * dst may be unmapped, or be another's, as soon as this returns an
+	 * error, or done() has run: nothing is stored there any more then.
+	 * Once a part of the copy is under way, its error is for done().
 	 */
 	int (*copy)(struct ckpt_provider *p, const struct ckpt_chunk *c,
 		    void *dst, ckpt_copied *done, void *arg);
 
-	/* DEVICE only, may be NULL: what copy() has queued must start now.
-	 * 0 or -errno. */
+	/*
+	 * DEVICE only, may be NULL: what copy() has queued must start now. 0
+	 * or -errno: the capture fails with it. Whatever it returns, done() of
+	 * every copy that was queued comes, without another kick: what cannot
+	 * start ends with an error. So a kick should need nothing that it may
+	 * fail to get (memory is copy()'s to find).
+	 */
 	int (*kick)(struct ckpt_provider *p);
 
 	/*

@@ -8,6 +8,11 @@
  *   thread  waits for a batch's event (never for one copy), undoes what made
  *           the target fit, and says that the copies have arrived
  *
+ * Once anything of a copy may be on the stream, its target belongs to it until
+ * the thread has seen the stream come past: an error is kept (in the op, or in
+ * its batch) and told by done() then, never by copy() or kick(). A kick needs
+ * no memory: a copy brings the batch that it may need.
+ *
  * How a target is made fit:
  *   pinned  the pages of [dst, dst + len) are registered for the time of the
  *           copy; what sticks out over whole pages at both ends goes by a
@@ -49,9 +54,9 @@
 	F(cuCtxPushCurrent)         \
 	F(cuCtxPopCurrent)          \
 	F(cuStreamCreate)           \
+	F(cuStreamSynchronize)      \
 	F(cuStreamWaitEvent)        \
 	F(cuEventCreate)            \
-	F(cuEventDestroy)           \
 	F(cuEventRecord)            \
 	F(cuEventSynchronize)       \
 	F(cuMemcpyDtoHAsync)        \
@@ -138,16 +143,21 @@ struct op {
 	void *arg;
 	void *pinned; /* what was registered, or NULL */
 	struct detour detour[2];
+	bool started; /* the stream may hold some of it */
+	int err;      /* why not all of it was queued */
 };
 
 STAILQ_HEAD(op_queue, op);
 
+/* Made when first wanted, then kept. */
 struct batch {
 	STAILQ_ENTRY(batch) next;
 	struct op_queue ops;
 	CUevent event;
-	int err;
+	int err; /* of recording the event */
 };
+
+STAILQ_HEAD(batch_queue, batch);
 
 struct device {
 	CUcontext ctx;
@@ -162,8 +172,9 @@ struct device {
 	pthread_mutex_t lock;
 	pthread_cond_t work;     /* a batch was queued */
 	pthread_cond_t returned; /* a bounce buffer came back */
-	struct op_queue queued;  /* not kicked; guarded by lock, as below */
-	STAILQ_HEAD(, batch) batches;
+	struct batch *filling;   /* not kicked, or NULL; guarded by lock, as
+				    below */
+	struct batch_queue batches, idle;
 	struct bounces chunks, lines;
 };
 
@@ -197,6 +208,58 @@ static void finish_op(struct device *d, struct op *op, int err)
 	free(op);
 }
 
+static int batch_new(struct batch **out)
+{
+	struct batch *b = calloc(1, sizeof(*b));
+	int r;
+
+	if (!b)
+		return -ENOMEM;
+	STAILQ_INIT(&b->ops);
+	r = error_of(drv.p_cuEventCreate(
+		&b->event, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC));
+	if (r < 0) {
+		free(b);
+		return r;
+	}
+	*out = b;
+	return 0;
+}
+
+/* An empty one, the caller's. The context is current. */
+static int batch_get(struct device *d, struct batch **out)
+{
+	struct batch *b;
+
+	pthread_mutex_lock(&d->lock);
+	b = STAILQ_FIRST(&d->idle);
+	if (b)
+		STAILQ_REMOVE_HEAD(&d->idle, next);
+	pthread_mutex_unlock(&d->lock);
+	if (!b)
+		return batch_new(out);
+	*out = b;
+	return 0;
+}
+
+static void batch_put_locked(struct device *d, struct batch *b)
+{
+	b->err = 0;
+	STAILQ_INSERT_HEAD(&d->idle, b, next);
+}
+
+/* Nothing of the batch is on the stream any more when this returns. */
+static int batch_wait(struct device *d, struct batch *b)
+{
+	int r = b->err;
+
+	if (r == 0)
+		r = error_of(drv.p_cuEventSynchronize(b->event));
+	if (r < 0)
+		(void)drv.p_cuStreamSynchronize(d->stream);
+	return r;
+}
+
 static struct batch *take_batch(struct device *d)
 {
 	struct batch *b;
@@ -219,16 +282,15 @@ static void *device_main(void *arg)
 	(void)drv.p_cuCtxPushCurrent(d->ctx);
 	for (;;) {
 		struct batch *b = take_batch(d);
+		int r = batch_wait(d, b);
 
-		if (!b->err)
-			b->err = error_of(drv.p_cuEventSynchronize(b->event));
 		while ((op = STAILQ_FIRST(&b->ops))) {
 			STAILQ_REMOVE_HEAD(&b->ops, next);
-			finish_op(d, op, b->err);
+			finish_op(d, op, op->err ? op->err : r);
 		}
-		if (b->event)
-			(void)drv.p_cuEventDestroy(b->event);
-		free(b);
+		pthread_mutex_lock(&d->lock);
+		batch_put_locked(d, b);
+		pthread_mutex_unlock(&d->lock);
 	}
 	return NULL;
 }
@@ -266,8 +328,8 @@ static int device_new(int number, struct device **out)
 	pthread_mutex_init(&d->lock, NULL);
 	pthread_cond_init(&d->work, NULL);
 	pthread_cond_init(&d->returned, NULL);
-	STAILQ_INIT(&d->queued);
 	STAILQ_INIT(&d->batches);
+	STAILQ_INIT(&d->idle);
 	d->chunks = (struct bounces){ .len = BOUNCE_LEN, .n_max = N_BOUNCE };
 	d->lines = (struct bounces){ .len = PAGE, .n_max = N_LINES };
 	r = device_make(d, number);
@@ -340,7 +402,7 @@ static struct bounce *idle_locked(struct bounces *of, bool *make)
 	return b;
 }
 
-static int kick_device(struct device *d);
+static void kick_device(struct device *d, int err);
 
 /* What is queued may hold the last buffers: it is kicked, then waited for. */
 static int take_bounce(struct device *d, struct bounces *of,
@@ -348,7 +410,6 @@ static int take_bounce(struct device *d, struct bounces *of,
 {
 	struct bounce *b;
 	bool make;
-	int r;
 
 	pthread_mutex_lock(&d->lock);
 	b = idle_locked(of, &make);
@@ -362,9 +423,8 @@ static int take_bounce(struct device *d, struct bounces *of,
 			return -ENOMEM;
 		}
 	}
-	r = b ? 0 : kick_device(d);
-	if (r < 0)
-		return r;
+	if (!b)
+		kick_device(d, 0);
 	pthread_mutex_lock(&d->lock);
 	while (!b) {
 		b = SLIST_FIRST(&of->idle);
@@ -378,8 +438,16 @@ static int take_bounce(struct device *d, struct bounces *of,
 	return 0;
 }
 
-static int queue_detour(struct device *d, struct detour *t, CUdeviceptr src,
-			void *dst, size_t len)
+static int queue_dma(struct device *d, struct op *op, void *dst,
+		     CUdeviceptr src, size_t len)
+{
+	op->started = true; /* also if it says that it failed: it may tell of
+			       an earlier call */
+	return error_of(drv.p_cuMemcpyDtoHAsync(dst, src, len, d->stream));
+}
+
+static int queue_detour(struct device *d, struct op *op, struct detour *t,
+			CUdeviceptr src, void *dst, size_t len)
 {
 	int r;
 
@@ -390,8 +458,7 @@ static int queue_detour(struct device *d, struct detour *t, CUdeviceptr src,
 		return r;
 	t->dst = dst;
 	t->len = len;
-	return error_of(
-		drv.p_cuMemcpyDtoHAsync(t->by->buf, src, len, d->stream));
+	return queue_dma(d, op, t->by->buf, src, len);
 }
 
 /* All of it by a bounce buffer; longer than one: never (chunks are shorter, or
@@ -400,10 +467,10 @@ static int queue_bounced(struct device *d, struct op *op, CUdeviceptr src,
 			 void *dst, size_t len)
 {
 	size_t half = len < BOUNCE_LEN ? len : BOUNCE_LEN;
-	int r = queue_detour(d, &op->detour[0], src, dst, half);
+	int r = queue_detour(d, op, &op->detour[0], src, dst, half);
 
 	if (r == 0 && len > half)
-		r = queue_detour(d, &op->detour[1], src + half,
+		r = queue_detour(d, op, &op->detour[1], src + half,
 				 (char *)dst + half, len - half);
 	return r;
 }
@@ -420,12 +487,11 @@ static int queue_pinned(struct device *d, struct op *op, CUdeviceptr src,
 				    CU_MEMHOSTREGISTER_PORTABLE))
 		return -EAGAIN;
 	op->pinned = (void *)first;
-	r = error_of(drv.p_cuMemcpyDtoHAsync(
-		(void *)first, src + (first - from), last - first, d->stream));
+	r = queue_dma(d, op, (void *)first, src + (first - from), last - first);
 	if (r == 0)
-		r = queue_detour(d, &op->detour[0], src, dst, first - from);
+		r = queue_detour(d, op, &op->detour[0], src, dst, first - from);
 	if (r == 0)
-		r = queue_detour(d, &op->detour[1], src + (last - from),
+		r = queue_detour(d, op, &op->detour[1], src + (last - from),
 				 (void *)last, to - last);
 	return r;
 }
@@ -442,17 +508,36 @@ static int queue_op(struct device *d, struct op *op, CUdeviceptr src, void *dst,
 	return r == -EAGAIN ? -ENOMEM : r;
 }
 
-static void add_op(struct device *d, struct op *op)
+/* To what will be kicked next. The batch goes: it is that one, or put back. */
+static void add_op(struct device *d, struct op *op, struct batch *batch)
 {
 	pthread_mutex_lock(&d->lock);
-	STAILQ_INSERT_TAIL(&d->queued, op, next);
+	if (!d->filling)
+		d->filling = batch;
+	else
+		batch_put_locked(d, batch);
+	STAILQ_INSERT_TAIL(&d->filling->ops, op, next);
 	pthread_mutex_unlock(&d->lock);
 }
 
-static void ignore(void *arg, int err)
+/* The context is current. */
+static int start_op(struct device *d, struct op *op, CUdeviceptr src, void *dst,
+		    size_t len)
 {
-	(void)arg;
-	(void)err;
+	struct batch *batch;
+	int r = batch_get(d, &batch);
+
+	if (r < 0)
+		return r;
+	op->err = queue_op(d, op, src, dst, len);
+	if (op->err < 0 && !op->started) {
+		pthread_mutex_lock(&d->lock);
+		batch_put_locked(d, batch);
+		pthread_mutex_unlock(&d->lock);
+		return op->err;
+	}
+	add_op(d, op, batch);
+	return 0;
 }
 
 static int cuda_copy(struct ckpt_provider *p, const struct ckpt_chunk *c,
@@ -473,44 +558,31 @@ static int cuda_copy(struct ckpt_provider *p, const struct ckpt_chunk *c,
 		free(op);
 		return r;
 	}
-	r = queue_op(d, op, cu->src + c->off, dst, c->len);
-	/* Half queued: what the stream holds must end before its target may
-	 * go; but nobody is told of it. */
+	r = start_op(d, op, cu->src + c->off, dst, c->len);
 	if (r < 0)
-		op->done = ignore;
-	add_op(d, op);
-	if (r < 0)
-		(void)kick_device(d);
+		free(op); /* holds nothing: it did not start */
 	(void)drv.p_cuCtxPopCurrent(&old);
 	return r;
 }
 
-/* The context is current. */
-static int kick_device(struct device *d)
+/* The context is current, or err says why not. Whatever fails here, each copy
+ * of the batch is told. */
+static void kick_device(struct device *d, int err)
 {
-	struct batch *b = calloc(1, sizeof(*b));
-	bool empty;
+	struct batch *b;
 
-	if (!b)
-		return -ENOMEM;
-	STAILQ_INIT(&b->ops);
 	pthread_mutex_lock(&d->lock);
-	STAILQ_CONCAT(&b->ops, &d->queued);
+	b = MOVE(d->filling);
 	pthread_mutex_unlock(&d->lock);
-	empty = STAILQ_EMPTY(&b->ops);
-	if (empty) {
-		free(b);
-		return 0;
-	}
-	b->err = error_of(drv.p_cuEventCreate(
-		&b->event, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC));
-	if (!b->err)
-		b->err = error_of(drv.p_cuEventRecord(b->event, d->stream));
+	if (!b)
+		return;
+	if (err == 0)
+		err = error_of(drv.p_cuEventRecord(b->event, d->stream));
+	b->err = err;
 	pthread_mutex_lock(&d->lock);
 	STAILQ_INSERT_TAIL(&d->batches, b, next);
 	pthread_cond_signal(&d->work);
 	pthread_mutex_unlock(&d->lock);
-	return 0; /* each copy of the batch is told */
 }
 
 static int cuda_kick(struct ckpt_provider *p)
@@ -519,10 +591,9 @@ static int cuda_kick(struct ckpt_provider *p)
 	CUcontext old;
 	int r = error_of(drv.p_cuCtxPushCurrent(d->ctx));
 
-	if (r < 0)
-		return r;
-	r = kick_device(d);
-	(void)drv.p_cuCtxPopCurrent(&old);
+	kick_device(d, r);
+	if (r == 0)
+		(void)drv.p_cuCtxPopCurrent(&old);
 	return r;
 }
 

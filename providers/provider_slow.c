@@ -190,6 +190,7 @@ static int slow_copy(struct ckpt_provider *p, const struct ckpt_chunk *c,
 	return 0;
 }
 
+/* Cannot fail: a request is already all that the device needs. */
 static int slow_kick(struct ckpt_provider *p)
 {
 	struct slow *s = CONTAINER_OF(p, struct slow, base);

@@ -84,6 +84,23 @@ static void add(struct range *list, void *p, size_t len)
 	list[i] = (struct range){ p, len, 0 };
 }
 
+static bool fails(atomic_int *nth)
+{
+	return atomic_load(nth) && atomic_fetch_sub(nth, 1) == 1;
+}
+
+static void hold_while(atomic_bool *held)
+{
+	struct timespec ts = { .tv_nsec = 1000000 };
+
+	if (!atomic_load(held))
+		return;
+	atomic_fetch_add(&fake_cuda.n_held, 1);
+	while (atomic_load(held))
+		nanosleep(&ts, NULL);
+	atomic_fetch_sub(&fake_cuda.n_held, 1);
+}
+
 static void *stream_main(void *arg)
 {
 	(void)arg;
@@ -98,6 +115,7 @@ static void *stream_main(void *arg)
 		if (w->dst) {
 			struct timespec ts = { .tv_nsec = 300000 };
 
+			hold_while(&fake_cuda.hold_copies);
 			nanosleep(&ts, NULL);
 			memcpy(w->dst, w->src, w->len);
 		}
@@ -113,18 +131,6 @@ static void *stream_main(void *arg)
 		pthread_cond_broadcast(&changed);
 	}
 	return NULL;
-}
-
-static void hold_while(atomic_bool *held)
-{
-	struct timespec ts = { .tv_nsec = 1000000 };
-
-	if (!atomic_load(held))
-		return;
-	atomic_fetch_add(&fake_cuda.n_held, 1);
-	while (atomic_load(held))
-		nanosleep(&ts, NULL);
-	atomic_fetch_sub(&fake_cuda.n_held, 1);
 }
 
 static void queue(struct work w)
@@ -182,6 +188,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice dev)
 CUresult cuCtxPushCurrent(CUcontext ctx)
 {
 	(void)ctx;
+	if (fails(&fake_cuda.fail_push))
+		return CUDA_ERROR_INVALID_CONTEXT;
 	n_current++;
 	return CUDA_SUCCESS;
 }
@@ -197,6 +205,17 @@ CUresult cuStreamCreate(CUstream *out, unsigned flags)
 {
 	(void)flags;
 	*out = (CUstream)&fake_cuda;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream stream)
+{
+	(void)stream;
+	fake_cuda.n_syncs++;
+	pthread_mutex_lock(&lock);
+	while (first)
+		pthread_cond_wait(&changed, &lock);
+	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
 
@@ -225,6 +244,8 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
 	RULE(n_current, "no context is current");
 	if (!stream)
 		hold_while(&fake_cuda.hold_record);
+	else if (fails(&fake_cuda.fail_record))
+		return CUDA_ERROR_LAUNCH_FAILED;
 	pthread_mutex_lock(&lock);
 	event->used = true;
 	if (stream) {
@@ -237,8 +258,8 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
 
 CUresult cuEventSynchronize(CUevent event)
 {
-	pthread_mutex_lock(&lock);
 	fake_cuda.n_syncs++;
+	pthread_mutex_lock(&lock);
 	while (event->pending)
 		pthread_cond_wait(&changed, &lock);
 	pthread_mutex_unlock(&lock);
@@ -255,6 +276,10 @@ CUresult cuMemcpyDtoHAsync(void *dst, CUdeviceptr src, size_t len,
 	RULE(n_current, "no context is current");
 	pthread_mutex_lock(&lock);
 	RULE(find(on_device, from, len), "a copy from beyond device memory");
+	if (fails(&fake_cuda.fail_copy)) {
+		pthread_mutex_unlock(&lock);
+		return CUDA_ERROR_LAUNCH_FAILED;
+	}
 	r = find(pinned, dst, len);
 	RULE(r, "a copy to memory that is not pinned");
 	r->waiting++;

@@ -9,11 +9,15 @@
 
 struct fake_cuda {
 	bool fail_register, fail_sync;
-	/* While set, recording in the caller's stream takes. */
-	atomic_bool hold_record;
+	/* The n-th such call from now fails; 0: none. */
+	atomic_int fail_copy, fail_push, fail_record;
+	/* While set, recording in the caller's stream, or what is on ours,
+	 * takes. */
+	atomic_bool hold_record, hold_copies;
 	atomic_int n_held; /* who is held up now */
 	int n_registered;  /* now */
-	int n_copies, n_syncs;
+	int n_copies;
+	atomic_int n_syncs; /* entered */
 };
 extern struct fake_cuda fake_cuda;
 

@@ -12,6 +12,7 @@
 
 #include "check.h"
 #include "ckpt_config.h"
+#include "no_memory.h"
 
 #if !CKPT_HAVE_CUDA
 int main(void)
@@ -155,6 +156,120 @@ static void slow_to_order(void)
 	free(buf);
 }
 
+struct end {
+	atomic_int n, err;
+};
+
+static void ended(void *arg, int err)
+{
+	struct end *end = arg;
+
+	end->err = err;
+	end->n++;
+}
+
+/* n copies of len bytes, next to each other, at no whole page. */
+static struct ckpt_provider *copies(int n, size_t len, uint8_t *buf,
+				    struct end *end)
+{
+	uint8_t *src = device_pattern((size_t)n * len, 5);
+	struct ckpt_provider *p;
+	struct ckpt_chunk c;
+
+	CHECK_EQ(ckpt_cuda(src, (size_t)n * len, 0, NULL, &p), 0);
+	while (p->ops->next(p, CKPT_DEVICE, len, &c) > 0)
+		CHECK_EQ(p->ops->copy(p, &c, buf + 100 + c.off, ended, end), 0);
+	return p;
+}
+
+/* Somebody waits for the stream; nobody was told before. */
+static void all_end(struct end *end, int n, int err, int n_syncs_before)
+{
+	CHECK_SOON(fake_cuda.n_syncs > n_syncs_before);
+	CHECK_EQ(end->n, 0);
+	fake_cuda.hold_copies = false;
+	CHECK_SOON(end->n == n);
+	CHECK_EQ(end->err, err);
+	CHECK_EQ(fake_cuda.n_registered, 0);
+}
+
+/* The nth piece of a copy is refused: what is on the stream already goes on
+ * storing, so the end comes behind that, and nothing is stored after it. */
+static void half_queued(int nth, size_t len)
+{
+	struct end end = { 0 };
+	uint8_t *buf = aligned_alloc(4096, 10 * MIB);
+	int syncs = fake_cuda.n_syncs;
+	struct ckpt_provider *p;
+
+	CHECK(buf);
+	memset(buf, 0, 10 * MIB);
+	fake_cuda.hold_copies = true;
+	fake_cuda.fail_copy = nth;
+	p = copies(1, len, buf, &end);
+	CHECK_EQ(fake_cuda.fail_copy, 0);
+	CHECK_EQ(p->ops->kick(p), 0);
+	all_end(&end, 1, -EIO, syncs);
+	CHECK(!buf[100] && !memcmp(buf + 100, buf + 101, 3000));
+	p->ops->release(p);
+	free(buf);
+}
+
+/* What was queued ends also if it cannot be kicked. */
+static void unkickable(atomic_int *call)
+{
+	struct end end = { 0 };
+	uint8_t *buf = malloc(4 * MIB);
+	int syncs = fake_cuda.n_syncs;
+	struct ckpt_provider *p;
+
+	CHECK(buf);
+	fake_cuda.hold_copies = true;
+	p = copies(3, MIB + 10000, buf, &end);
+	*call = 1;
+	(void)!p->ops->kick(p);
+	CHECK_EQ(*call, 0);
+	all_end(&end, 3, -EIO, syncs);
+	p->ops->release(p);
+	free(buf);
+}
+
+static void kick_without_memory(void)
+{
+	struct end end = { 0 };
+	uint8_t *buf = malloc(2 * MIB);
+	struct ckpt_provider *p = copies(1, MIB, buf, &end);
+
+	CHECK(buf);
+	no_memory_at = 1;
+	CHECK_EQ(p->ops->kick(p), 0);
+	no_memory_at = 0;
+	CHECK_SOON(end.n == 1);
+	CHECK_EQ(end.err, 0);
+	p->ops->release(p);
+	free(buf);
+}
+
+/* Two chunks: the nth of such calls fails the capture, and nobody waits. */
+static void failing_call(atomic_int *call, int nth)
+{
+	struct ckpt_capture *cap;
+	struct ckpt *ck;
+	char path[PATH_MAX];
+
+	snprintf(path, sizeof(path), "%s/failing-call", dir);
+	CHECK_EQ(ckpt_open(NULL, &ck), 0);
+	CHECK_EQ(ckpt_begin(ck, path, &cap), 0);
+	add(cap, device_pattern(16 * MIB, 1), 16 * MIB);
+	*call = nth;
+	CHECK_EQ(ckpt_submit(cap), 0);
+	CHECK_EQ(ckpt_fence(ck), -EIO);
+	CHECK_EQ(*call, 0);
+	CHECK_EQ(fake_cuda.n_registered, 0);
+	CHECK(access(path, F_OK) && errno == ENOENT);
+	CHECK_EQ(ckpt_close(ck), 0);
+}
+
 static void failing(void)
 {
 	struct ckpt_capture *cap;
@@ -193,6 +308,18 @@ int main(void)
 	fake_cuda.fail_register = false;
 	any_alignment();
 	slow_to_order();
+	half_queued(2, MIB + 10000);
+	half_queued(3, MIB + 10000);
+	fake_cuda.fail_register = true;
+	half_queued(2, 9 * MIB);
+	fake_cuda.fail_register = false;
+	unkickable(&fake_cuda.fail_push);
+	unkickable(&fake_cuda.fail_record);
+	kick_without_memory();
+	for (int i = 1; i <= 3; i++) /* two copies, then the kick */
+		failing_call(&fake_cuda.fail_push, i);
+	failing_call(&fake_cuda.fail_copy, 2);
+	failing_call(&fake_cuda.fail_record, 1);
 	failing();
 	return 0;
 }
