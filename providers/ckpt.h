@@ -188,10 +188,8 @@ struct ckpt_provider {
  */
 CKPT_PUBLIC struct ckpt_provider *ckpt_memory(const void *bytes, size_t len);
 
-/*
- * As before; free_fn(arg) runs at release, and also if this returns NULL.
- * free_fn may be NULL.
- */
+/* As before; free_fn(arg) runs at release, or before this returns NULL: arg is
+ * the provider's in either case. free_fn may be NULL. */
 CKPT_PUBLIC struct ckpt_provider *ckpt_memory_owned(const void *bytes,
 						    size_t len,
 						    void (*free_fn)(void *arg),
@@ -204,7 +202,7 @@ CKPT_PUBLIC struct ckpt_provider *ckpt_memory_copied(const void *bytes,
 /*
  * An object: serialise(arg, &bytes, &len) is called once, on a thread of the
  * engine, and gives bytes that stay valid until free_fn(arg), which runs at
- * release (also if serialise never ran), and also if this returns NULL. It
+ * release (also if serialise never ran), or before this returns NULL. It
  * returns 0 or -errno. What it reads must not change until the capture is
  * captured; the fence covers it.
  */

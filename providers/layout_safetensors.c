@@ -341,15 +341,13 @@ static int compose(struct ckpt_safetensors *st, struct ckpt_provider *all)
 {
 	char *header;
 	size_t len;
-	struct ckpt_provider *p;
 	int r = write_header(st, &header, &len);
 
 	if (r)
 		return r;
-	p = ckpt_memory_owned(header, len, free, header);
-	if (!p)
-		return -ENOMEM;
-	r = ckpt_composite_add(all, p);
+	/* It is freed already where that is NULL. */
+	r = ckpt_composite_add(all,
+			       ckpt_memory_owned(header, len, free, header));
 	for (size_t i = 0; i < st->n_entries && !r; i++)
 		r = ckpt_composite_add(all, MOVE(st->entries[i].p));
 	return r;

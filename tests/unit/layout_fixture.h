@@ -8,7 +8,8 @@
 #include "check.h"
 
 /* Capture p as a file of its own; its bytes, free(). */
-static size_t layout_save(struct ckpt_provider *p, uint8_t **out)
+__attribute__((unused)) static size_t layout_save(struct ckpt_provider *p,
+						  uint8_t **out)
 {
 	struct ckpt_options o = { .options_len = sizeof(o),
 				  .chunk_len = 4096,
@@ -38,7 +39,7 @@ static size_t layout_save(struct ckpt_provider *p, uint8_t **out)
 	return (size_t)st.st_size;
 }
 
-static uint64_t get(const uint8_t *at, size_t len)
+__attribute__((unused)) static uint64_t get(const uint8_t *at, size_t len)
 {
 	uint64_t value = 0;
 
