@@ -122,51 +122,59 @@ static bool has_share_locked(struct pool *p)
 	return true;
 }
 
-static struct buffer *make_locked(struct pool *p)
+static int make_locked(struct pool *p, struct buffer **out)
 {
 	void *buf;
 
 	if (p->n_made >= p->n_max || !has_share_locked(p))
-		return NULL;
+		return -EAGAIN;
 	buf = mmap(NULL, p->chunk_len, PROT_READ | PROT_WRITE,
 		   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	/* What is in use comes back; if nothing is, there is nothing to wait
+	 * for. */
 	if (buf == MAP_FAILED)
-		return NULL;
+		return p->n_used ? -EAGAIN : -ENOMEM;
 	p->n_made++;
-	return buf;
+	*out = buf;
+	return 0;
 }
 
-static struct buffer *take_locked(struct pool *p)
+static int take_locked(struct pool *p, struct buffer **out)
 {
 	struct buffer *b = p->free;
+	int r = 0;
 
 	if (b)
 		p->free = b->next;
 	else
-		b = make_locked(p);
-	if (b && ++p->n_used > p->n_peak)
+		r = make_locked(p, &b);
+	if (r < 0)
+		return r;
+	if (++p->n_used > p->n_peak)
 		p->n_peak = p->n_used;
-	return b;
+	*out = b;
+	return 0;
 }
 
 int pool_take(struct pool *p, int timeout_ms, void **out)
 {
 	struct buffer *b;
+	int r;
 
 	pthread_mutex_lock(&p->lock);
-	b = take_locked(p);
-	while (!b && timeout_ms > 0) {
+	r = take_locked(p, &b);
+	while (r == -EAGAIN && timeout_ms > 0) {
 		int ms = timeout_ms < LOOK_MS ? timeout_ms : LOOK_MS;
 		struct timespec until = capture_timespec(capture_now_ns() +
 							 ms * INT64_C(1000000));
 
 		pthread_cond_timedwait(&p->freed, &p->lock, &until);
 		timeout_ms -= ms;
-		b = take_locked(p);
+		r = take_locked(p, &b);
 	}
 	pthread_mutex_unlock(&p->lock);
-	if (!b)
-		return -EAGAIN;
+	if (r < 0)
+		return r;
 	*out = b;
 	return 0;
 }

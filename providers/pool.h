@@ -27,7 +27,7 @@ void pool_free(struct pool *p); /* NULL allowed; all buffers are back */
  * One buffer, page-aligned, the caller's until pool_put().
  *
  *   -EAGAIN  none came free within timeout_ms
- *   -ENOMEM
+ *   -ENOMEM  none could be made, and none is in use that could come free
  */
 MUST_CHECK int pool_take(struct pool *p, int timeout_ms, void **out);
 void pool_put(struct pool *p, void *buf);
