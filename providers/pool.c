@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #define SHARE_LEN (UINT64_C(64) << 20)
 #define LOOK_MS 20 /* for a share that another process gives back */
@@ -36,6 +37,14 @@ struct pool {
 	unsigned char *held; /* n_shares of them: which */
 };
 
+/* Anyone may make files in /dev/shm: who made it could lock all shares. */
+static bool is_ours(int fd)
+{
+	struct stat st;
+
+	return !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == geteuid();
+}
+
 static int budget_open(void)
 {
 	char path[64];
@@ -46,6 +55,10 @@ static int budget_open(void)
 	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 	/* Without it each process has its own bound, which is better than no
 	 * checkpoint. */
+	if (fd >= 0 && !is_ours(fd)) {
+		close(fd);
+		return -1;
+	}
 	return fd;
 }
 

@@ -5,7 +5,8 @@
  * processes of this user on this node together by a budget: the pool grows by
  * shares of SHARE_LEN, each a byte of a file in /dev/shm that it has locked,
  * so that a share comes back by itself when its process dies. A process with
- * one share goes on by itself, so nobody waits in a circle.
+ * one share goes on by itself, so nobody waits in a circle. Where that file is
+ * another user's, or none can be made, there is no budget.
  *
  * Memory is kept while anything is captured and given back by pool_rest().
  * Threads: any.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The staging pool: bounded, honest about memory that does not come.
- * Linked with --wrap=mmap64 (CMakeLists.txt).
+ * The staging pool: bounded, honest about memory that does not come, and its
+ * budget is nobody else's. Linked with --wrap=mmap64 (CMakeLists.txt).
  */
 #include "providers/pool.h"
 
@@ -11,6 +11,7 @@
 #include "check.h"
 
 #define LEN ((size_t)64 << 10)
+#define SOME_USER 54321
 
 static bool no_mmap;
 
@@ -77,9 +78,67 @@ static void no_memory(void)
 	pool_free(p);
 }
 
+/* A file that somebody locks as a whole, as all shares. */
+static int lock_all(int fd)
+{
+	struct flock l = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+
+	CHECK(fd >= 0);
+	CHECK_EQ(fcntl(fd, F_OFD_SETLK, &l), 0);
+	return fd;
+}
+
+/* In a process of that user's: what a pool gives then. */
+static void take_as(uid_t user, int expected)
+{
+	struct pool *p;
+	void *a;
+	int status;
+	pid_t pid = fork();
+
+	CHECK(pid >= 0);
+	if (!pid) {
+		CHECK_EQ(seteuid(user), 0);
+		CHECK_EQ(pool_new(LEN, LEN, 1 << 30, &p), 0);
+		CHECK_EQ(pool_take(p, 0, &a), expected);
+		pool_free(p);
+		_exit(0);
+	}
+	CHECK_EQ(waitpid(pid, &status, 0), pid);
+	CHECK_EQ(status, 0);
+}
+
+static void budget_of_another(void)
+{
+	char path[64];
+	int fd;
+
+	if (geteuid())
+		return; /* cannot be another */
+	snprintf(path, sizeof(path), "/dev/shm/ckpt-budget-%d", SOME_USER);
+	unlink(path);
+
+	fd = lock_all(open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+	CHECK_EQ(fchown(fd, SOME_USER, SOME_USER), 0);
+	take_as(SOME_USER, -EAGAIN); /* its own: used up */
+	CHECK_EQ(fchown(fd, 0, 0), 0);
+	CHECK_EQ(fchmod(fd, 0666), 0);
+	take_as(SOME_USER, 0);
+	close(fd);
+	unlink(path);
+
+	CHECK_EQ(mkfifo(path, 0600), 0);
+	CHECK_EQ(chown(path, SOME_USER, SOME_USER), 0);
+	fd = lock_all(open(path, O_RDWR | O_CLOEXEC));
+	take_as(SOME_USER, 0);
+	close(fd);
+	unlink(path);
+}
+
 int main(void)
 {
 	bounded();
 	no_memory();
+	budget_of_another();
 	return 0;
 }
