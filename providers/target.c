@@ -304,8 +304,9 @@ int target_write(struct target *t, const void *buf, size_t len, uint64_t off)
 {
 	int r = target_room(t, off + len);
 
-	/* A write may find what no room was kept for; it says so itself. */
-	if (r == -ENOSPC)
+	/* The mount was told a guess of what has no fixed place: that much more
+	 * a write may find, and says so itself. */
+	if (r == -ENOSPC && off >= t->known_len)
 		r = 0;
 	for (size_t at = 0; r == 0 && at < len;) {
 		ssize_t n = pwrite(t->fd, (const char *)buf + at, len - at,
