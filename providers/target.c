@@ -21,6 +21,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "providers/cleanup.h"
 #include "providers/mount_ioctl.h"
@@ -29,6 +30,7 @@
 #define TELL_LEN (UINT64_C(4) << 20) /* a chunk of the mount */
 #define TAIL_MIN (UINT64_C(64) << 10)
 #define TAIL_MAX (UINT64_C(4) << 20)
+#define OLD_S 60
 #define TEMP_MARK ".ckpt-"
 
 /* It is opened again by whoever waits, from wherever the process is then. */
@@ -95,9 +97,17 @@ static bool is_temp(const char *entry, long *pid)
 	return *pid > 0 && *end == '-' && is_number(end + 1);
 }
 
+/* For the moment between close and rename it is not locked. */
+static bool is_old(int fd)
+{
+	struct stat st;
+
+	return !fstat(fd, &st) && time(NULL) - st.st_mtime > OLD_S;
+}
+
 /*
- * Its process is gone (not: cannot be seen from here), or is this one, whose
- * files are all locked while targets_lock() is held; and nobody has locked it.
+ * Its process is gone (not: cannot be seen from here), or has our number, which
+ * may be another container's; and nobody has locked it.
  */
 static bool is_left(int dir_fd, const char *entry, long pid)
 {
@@ -107,7 +117,9 @@ static bool is_left(int dir_fd, const char *entry, long pid)
 		return false;
 	fd = openat(dir_fd, entry,
 		    O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-	return fd >= 0 && !flock(fd, LOCK_EX | LOCK_NB);
+	if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB))
+		return false;
+	return pid != (long)getpid() || is_old(fd);
 }
 
 static void sweep(const struct target *t)
@@ -386,12 +398,13 @@ int target_commit(struct target *t, uint64_t len)
 	unmap(t);
 	if (ftruncate(t->fd, (off_t)len))
 		return -errno;
+	/* Between the two it is locked no more: nobody may take it for left. */
+	targets_lock();
 	fd = t->fd;
 	t->fd = -1;
-	if (close(fd))
+	if (close(fd) || renameat(t->dir_fd, t->temp, t->dir_fd, t->name))
 		r = -errno;
-	if (r == 0 && renameat(t->dir_fd, t->temp, t->dir_fd, t->name))
-		r = -errno;
+	targets_unlock();
 	if (r < 0)
 		return r;
 	/* Its number now, before anything can happen to it. */

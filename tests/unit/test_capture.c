@@ -284,6 +284,7 @@ static void same_pid(void)
 {
 	struct ckpt *ck = engine(CKPT_EXIT_DRAIN, 0, 0);
 	struct ckpt_capture *cap = begin(ck, "same");
+	static const struct timespec long_ago[2] = { { 1, 0 }, { 1, 0 } };
 	int fds[40], n = 0;
 	char name[64];
 
@@ -292,6 +293,7 @@ static void same_pid(void)
 			 (long)getpid(), i);
 		fds[i] = open(in_dir(name), O_CREAT | O_EXCL | O_WRONLY, 0600);
 		CHECK(fds[i] >= 0);
+		CHECK(!futimens(fds[i], long_ago));
 		if (i % 2)
 			CHECK(!flock(fds[i], LOCK_EX));
 	}
@@ -554,6 +556,43 @@ static void several_at_once(void)
 	CHECK_EQ(entries(), 0);
 }
 
+static void *small_ones(void *arg)
+{
+	struct team *t = arg;
+	struct ckpt_capture *cap;
+	char path[PATH_MAX];
+
+	for (int i = 0; i < 300; i++) {
+		snprintf(path, sizeof(path), "%s/small-%u-%d", dir, t->i,
+			 i % 7);
+		CHECK_EQ(ckpt_begin(t->ck, path, &cap), 0);
+		CHECK_EQ(ckpt_add(cap, ckpt_memory_copied(path, 100)), 0);
+		CHECK_EQ(ckpt_submit(cap), 0);
+		CHECK_EQ(ckpt_wait(cap, CKPT_DRAM, -1), 0);
+		ckpt_capture_free(cap);
+	}
+	return NULL;
+}
+
+/* One engine completes a file while another looks for what was left. */
+static void many_in_one_directory(void)
+{
+	struct team team[4];
+	pthread_t threads[4];
+
+	for (unsigned i = 0; i < 4; i++) {
+		team[i] = (struct team){ engine(CKPT_EXIT_DRAIN, 0, 0), i };
+		CHECK(!pthread_create(&threads[i], NULL, small_ones, &team[i]));
+	}
+	for (unsigned i = 0; i < 4; i++) {
+		pthread_join(threads[i], NULL);
+		CHECK_EQ(ckpt_close(team[i].ck), 0);
+	}
+	CHECK_EQ(entries(), 28);
+	check_remove(dir);
+	CHECK(!mkdir(dir, 0700));
+}
+
 static void wrong_use(void)
 {
 	struct ckpt_options odd = { .options_len = sizeof(odd),
@@ -588,6 +627,7 @@ int main(void)
 	forked();
 	killed();
 	several_at_once();
+	many_in_one_directory();
 	wrong_use();
 	return 0;
 }
