@@ -95,7 +95,7 @@ static int file_open(void *arg, const char *file, struct reader_source *out)
 
 static struct tensor_table *through_record(struct tensor_table *table)
 {
-	struct tensor_table *out;
+	struct tensor_table *out = NULL;
 	uint8_t *record;
 	size_t len;
 	int rc = tensor_table_encode(table, &record, &len);

@@ -19,6 +19,19 @@
 
 static const char *dir;
 
+/* ThreadSanitizer loses count of threads in a forked child. */
+#if defined(__SANITIZE_THREAD__)
+static const bool may_start_threads = false;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+static const bool may_start_threads = false;
+#else
+static const bool may_start_threads = true;
+#endif
+#else
+static const bool may_start_threads = true;
+#endif
+
 /* LeakSanitizer asks: in a forked child lies what the parent was copying. */
 static int is_child;
 int __lsan_is_turned_off(void);
@@ -449,10 +462,12 @@ static void forked(void)
 		CHECK_EQ(ckpt_begin(ck, "x", &mine), -ECHILD);
 		CHECK_EQ(ckpt_wait(cap, CKPT_DRAM, -1), -ECHILD);
 		CHECK_EQ(ckpt_close(ck), 0);
-		own = engine(CKPT_EXIT_DRAIN, 0, 0);
-		mine = begin(own, "child");
-		CHECK_EQ(ckpt_add(mine, ckpt_memory("child", 5)), 0);
-		CHECK_EQ(ckpt_submit(mine), 0);
+		if (may_start_threads) {
+			own = engine(CKPT_EXIT_DRAIN, 0, 0);
+			mine = begin(own, "child");
+			CHECK_EQ(ckpt_add(mine, ckpt_memory("child", 5)), 0);
+			CHECK_EQ(ckpt_submit(mine), 0);
+		}
 		exit(0); /* drains */
 	}
 	CHECK_EQ(waitpid(pid, &status, 0), pid);
@@ -462,7 +477,10 @@ static void forked(void)
 	CHECK_EQ(load(in_dir("forked"), &out), 8 * MIB);
 	CHECK(!memcmp(out, dev, 8 * MIB));
 	free(out);
-	CHECK_EQ(load(in_dir("child"), &out), 5);
+	if (may_start_threads)
+		CHECK_EQ(load(in_dir("child"), &out), 5);
+	else
+		out = NULL;
 	ckpt_capture_free(cap);
 	CHECK_EQ(ckpt_close(ck), 0);
 	ckpt_slow_device_free(device);
