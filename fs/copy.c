@@ -12,7 +12,6 @@
 
 #include "fs/fs.h"
 #include "fs/hidden.h"
-#include "fs/receive.h"
 
 /* What one request copies at most, so that it does not hold a thread for
  * long: callers must go on after a short copy anyway. */
@@ -138,7 +137,6 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 		reply_result(req, -EINVAL);
 		return;
 	}
-	receive_moves(fs->receive, len);
 	/* Only as much as is there: room is leased for what is asked. */
 	err = engine_stat(fs->engine, ino_in, &rec);
 	if (!err && (uint64_t)off_in >= rec.size)

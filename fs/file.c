@@ -10,7 +10,6 @@
 
 #include "fs/hidden.h"
 #include "fs/passthrough.h"
-#include "fs/receive.h"
 
 void fill_open(struct fuse_file_info *fi, const struct open_reply *o)
 {
@@ -115,7 +114,6 @@ void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset,
 {
 	int err = -EOPNOTSUPP;
 
-	receive_moves(fs_of(req)->receive, (size_t)length);
 	if (!ino_is_hidden(ino))
 		err = file_fallocate(fs_of(req)->engine, ino, fi->fh, mode,
 				     (uint64_t)offset, (uint64_t)length);

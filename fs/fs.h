@@ -43,8 +43,7 @@ struct fs {
 	struct control *control;
 	struct expected *expected; /* sizes of new files (capture.h) */
 	struct tensor_tree *tensors;
-	struct receive *receive; /* while the loop runs */
-	uid_t owner;             /* whoever mounted it */
+	uid_t owner; /* whoever mounted it */
 	gid_t group;
 	int64_t started_ns;
 	bool want_passthrough; /* ask the kernel for it at INIT */

@@ -13,7 +13,6 @@
 #include <sys/mman.h>
 
 #include "fs/mountpoint.h"
-#include "fs/receive.h"
 #include "fs/session.h"
 #include "metadata/log_message.h"
 
@@ -202,24 +201,11 @@ int libfuse_handshake(struct session *s)
 	return err;
 }
 
-static void receive_freep(struct receive **r)
-{
-	receive_free(*r);
-}
-
 int libfuse_loop(struct session *s)
 {
-	CLEANUP(receive_freep) struct receive *receive = NULL;
-	struct fuse_loop_config *config;
-	int res = receive_new(&receive);
+	struct fuse_loop_config *config = fuse_loop_cfg_create();
+	int res;
 
-	if (res)
-		return res;
-	s->fs.receive = receive;
-	res = receive_use(s->fuse, s->dev_fd);
-	if (res)
-		return res;
-	config = fuse_loop_cfg_create();
 	if (!config)
 		return -ENOMEM;
 	fuse_set_log_func(take_message);

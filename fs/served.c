@@ -8,7 +8,6 @@
 
 #include "fs/fs.h"
 #include "fs/hidden.h"
-#include "fs/receive.h"
 
 void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 	     struct fuse_file_info *fi)
@@ -18,7 +17,6 @@ void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 	int fd;
 	int err;
 
-	receive_moves(fs_of(req)->receive, size);
 	if (ino_is_hidden(ino)) {
 		hidden_read(req, ino, size, off, fi);
 		return;
@@ -80,7 +78,6 @@ void op_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *bufv,
 	int fd;
 	int err = -EBADF;
 
-	receive_moves(fs_of(req)->receive, size);
 	if (!ino_is_hidden(ino))
 		err = file_borrow_fd(e, ino, fi->fh, true, (uint64_t)off, size,
 				     &fd);
