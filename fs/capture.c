@@ -168,8 +168,10 @@ static int ask(struct question *q)
 	static const enum level levels[] = { LEVEL_DRAM, LEVEL_NVME,
 					     LEVEL_REMOTE };
 	struct ckpt_reached *m = &q->msg;
+	uint32_t own;
 	int err;
 
+	memcpy(&own, meta_uuid(q->fs->meta), sizeof(own));
 	m->reached = 0;
 	if (m->level < 1 || m->level > 3)
 		return -EINVAL;
@@ -180,8 +182,10 @@ static int ask(struct question *q)
 		if (err)
 			return err;
 		m->lineage = engine_lineage(q->fs->engine);
+		m->mount = own;
 	}
-	if (engine_has_lost(q->fs->engine, m->lineage, m->seq))
+	if (m->mount != own ||
+	    engine_has_lost(q->fs->engine, m->lineage, m->seq))
 		return -ESTALE;
 	err = engine_wait(q->fs->engine, m->seq, levels[m->level - 1], WAIT_MS);
 	m->reached = !err;

@@ -44,9 +44,9 @@ struct ckpt_filled {
 /*
  * On a directory: has file `ino`, as it is now, reached a level? Waits a moment
  * for it (100 ms or so); ask again. The first time seq is 0; it comes back with
- * lineage, and both are given back, so that later changes are not waited for. If
- * the mount has lost since what had that number (its host lost power), err is
- * -ESTALE.
+ * lineage and mount, and all are given back, so that later changes are not waited for. If
+ * the mount has lost since what had that number (its host lost power), or it is
+ * another mount, err is -ESTALE.
  */
 struct ckpt_reached {
 	uint64_t ino;
@@ -55,6 +55,8 @@ struct ckpt_reached {
 	uint32_t reached; /* out: 1 if so */
 	int32_t err;      /* out: 0, or -errno why it cannot get there */
 	uint32_t lineage; /* in, out */
+	uint32_t mount;   /* in, out: which one */
+	uint32_t unused;
 };
 #define CKPT_IOC_REACHED _IOWR('C', 4, struct ckpt_reached)
 

@@ -375,12 +375,14 @@ static int ask_mount(struct target *t, int dir_fd, enum ckpt_level level)
 	pthread_mutex_lock(&t->lock);
 	ask.seq = t->reached_seq;
 	ask.lineage = t->lineage;
+	ask.mount = t->mount_id;
 	pthread_mutex_unlock(&t->lock);
 	if (ioctl(dir_fd, CKPT_IOC_REACHED, &ask))
 		return errno == ENOTTY ? -ESTALE : -errno;
 	pthread_mutex_lock(&t->lock);
 	t->reached_seq = ask.seq;
 	t->lineage = ask.lineage;
+	t->mount_id = ask.mount;
 	pthread_mutex_unlock(&t->lock);
 	if (ask.err == -EAGAIN)
 		return 0;
@@ -436,7 +438,8 @@ static int sync_here(const struct target *t, int dir_fd)
 
 /*
  * The directory, or, if it was removed or renamed since, the nearest one above
- * it that is on the same filesystem: the mount knows the file by its number.
+ * it that is on the same filesystem: the mount knows the file by its number (and
+ * itself by its own; its device number is another one after a remount).
  * It is not held open meanwhile: that would keep the mount busy.
  */
 static int open_near(const struct target *t)
@@ -457,7 +460,7 @@ static int open_near(const struct target *t)
 	}
 	if (fd < 0)
 		return *path ? -errno : -ENOENT;
-	if (!fstat(fd, &st) && st.st_dev == t->dev)
+	if (t->on_ckptfs || (!fstat(fd, &st) && st.st_dev == t->dev))
 		return fd;
 	close(fd);
 	return -ESTALE;

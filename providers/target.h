@@ -32,7 +32,7 @@ struct target {
 	uint64_t room;                 /* allocated up to; guarded by lock */
 	uint64_t filled_at, filled_to; /* not told yet; guarded by lock */
 	uint64_t reached_seq;          /* of target_reached() */
-	uint32_t lineage;              /* the same */
+	uint32_t lineage, mount_id;    /* the same */
 };
 
 /* Only memory: *t is an empty target for path, which names a file.
