@@ -75,12 +75,13 @@ void catalog_freep(struct catalog **c)
 	catalog_free(*c);
 }
 
+/* Also when nothing more is needed: at is then set, as 0 may be added to it. */
 static int grow(struct catalog *c, struct grown *g, size_t elem, size_t more)
 {
 	size_t room = g->room ? g->room : 256;
 	void *at;
 
-	if (more <= g->room - g->n)
+	if (g->at && more <= g->room - g->n)
 		return 0;
 	while (room - g->n < more)
 		room *= 2;

@@ -18,7 +18,7 @@ int pickle_reserve(struct pickle *p, struct array *a, size_t elem, size_t more)
 	size_t need = a->n + more, room = a->room ? a->room : 64;
 	void *grown;
 
-	if (need <= a->room)
+	if (a->at && need <= a->room)
 		return 0;
 	while (room < need)
 		room *= 2;

@@ -67,7 +67,7 @@ static inline bool is_object(uint32_t kind)
 	return kind == PICKLE_REDUCE || kind == PICKLE_NEWOBJ;
 }
 
-/* Room for `more` members of `elem` bytes. */
+/* Room for `more` members of `elem` bytes; at is set also where that is 0. */
 MUST_CHECK int pickle_reserve(struct pickle *p, struct array *a, size_t elem,
 			      size_t more);
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One of two ranks: RANK STORE FOLDER good|bad. Saves by ckptfs.dcp; a bad one
 changes its state too early. Ends with 5 where the checkpoint failed."""
+import os
 import pathlib
 import sys
 
@@ -29,4 +30,5 @@ except (ckptfs.ChangedError, RuntimeError) as e:
     code = 5
 dist.barrier()
 dist.destroy_process_group()
-sys.exit(code)
+sys.stderr.flush()
+os._exit(code)  # gloo's threads may still end, and abort in a usual exit
