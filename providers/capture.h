@@ -21,7 +21,7 @@
 #include "providers/target.h"
 
 #define N_IN_FLIGHT 16 /* device copies at once */
-#define N_MOVERS 5
+#define N_MOVERS 6
 
 struct ckpt_capture {
 	TAILQ_ENTRY(ckpt_capture) link; /* of ck->captures */
@@ -58,7 +58,7 @@ struct copy {
 	struct ckpt_capture *cap;
 	struct placed_chunk at;
 	void *dst;
-	bool staged; /* dst is a buffer of the pool */
+	void *buffer; /* of the pool, dst lies in it; NULL: in the file */
 	int err;
 };
 

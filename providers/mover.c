@@ -4,7 +4,8 @@
  * something for it:
  *
  *   device   starts copies, at most N_IN_FLIGHT at once
- *   arrivals sums and tells (or writes) what has arrived from devices
+ *   arrivals sums and tells (or writes) what has arrived from devices; two of
+ *            them, as one waits for a disk
  *   host     writes host memory into the file
  *   object   serialises, and writes that
  *   end      trailers, the rename; or takes back a capture that failed
@@ -335,19 +336,21 @@ static int find_dst(struct ckpt_capture *cap, struct copy *c,
 		c->dst = cap->target.map + c->at.off;
 		return r;
 	}
-	c->staged = true;
-	r = pool_take(cap->ck->pool, 0, &c->dst);
+	r = pool_take(cap->ck->pool, 0, &c->buffer);
 	if (r == -EAGAIN) {
 		r = kick(waiting);
 		if (r < 0)
 			return r;
 	}
-	while (!c->dst && !has_failed(cap)) {
-		r = pool_take(cap->ck->pool, STAGE_LOOK_MS, &c->dst);
+	while (!c->buffer && !has_failed(cap)) {
+		r = pool_take(cap->ck->pool, STAGE_LOOK_MS, &c->buffer);
 		if (r < 0 && r != -EAGAIN)
 			return r;
 	}
-	return c->dst ? 0 : -ECANCELED;
+	if (!c->buffer)
+		return -ECANCELED;
+	c->dst = target_staged_at(c->buffer, c->at.off);
+	return 0;
 }
 
 static int start_copy(struct ckpt_capture *cap, const struct placed_chunk *at,
@@ -368,7 +371,7 @@ static int start_copy(struct ckpt_capture *cap, const struct placed_chunk *at,
 	}
 	pthread_mutex_lock(&cap->ck->lock);
 	cap->in_flight++;
-	cap->stats.mapped = !c->staged;
+	cap->stats.mapped = !c->buffer;
 	pthread_mutex_unlock(&cap->ck->lock);
 	r = p->ops->copy(p, &c->at.chunk, c->dst, arrived, c);
 	if (r == 0) {
@@ -378,8 +381,8 @@ static int start_copy(struct ckpt_capture *cap, const struct placed_chunk *at,
 	pthread_mutex_lock(&cap->ck->lock);
 	cap->in_flight--;
 	pthread_mutex_unlock(&cap->ck->lock);
-	if (c->staged)
-		pool_put(cap->ck->pool, c->dst);
+	if (c->buffer)
+		pool_put(cap->ck->pool, c->buffer);
 	free(c);
 	return r;
 }
@@ -456,9 +459,9 @@ static void store(struct copy *c)
 	if (c->err || has_failed(cap))
 		return;
 	tell_provider(&c->at, c->dst);
-	if (c->staged)
-		r = target_write(&cap->target, c->dst, c->at.chunk.len,
-				 c->at.off);
+	if (c->buffer)
+		r = target_write_staged(&cap->target, c->dst, c->at.chunk.len,
+					c->at.off);
 	if (r < 0)
 		fail(cap, r, "write");
 	else
@@ -474,8 +477,8 @@ static void *arrivals_main(void *arg)
 		struct ckpt_capture *cap = c->cap;
 
 		store(c);
-		if (c->staged)
-			pool_put(ck->pool, c->dst);
+		if (c->buffer)
+			pool_put(ck->pool, c->buffer);
 		free(c);
 		pthread_mutex_lock(&ck->lock);
 		cap->unwritten--;
@@ -613,11 +616,13 @@ static void *end_main(void *arg)
 /* ---- start and stop ---------------------------------------------------- */
 
 static void *(*const mains[N_MOVERS])(void *) = {
-	device_main, arrivals_main, host_main, object_main, end_main,
+	device_main, arrivals_main, arrivals_main,
+	host_main,   object_main,   end_main,
 };
 
 static const char *const names[N_MOVERS] = {
-	"ckpt-device", "ckpt-arrivals", "ckpt-host", "ckpt-object", "ckpt-end",
+	"ckpt-device", "ckpt-arrivals", "ckpt-arrivals",
+	"ckpt-host",   "ckpt-object",   "ckpt-end",
 };
 
 int movers_start(struct ckpt *ck)

@@ -141,7 +141,7 @@ static int make_locked(struct pool *p, struct buffer **out)
 
 	if (p->n_made >= p->n_max || !has_share_locked(p))
 		return -EAGAIN;
-	buf = mmap(NULL, p->chunk_len, PROT_READ | PROT_WRITE,
+	buf = mmap(NULL, p->chunk_len + POOL_SLACK, PROT_READ | PROT_WRITE,
 		   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	/* What is in use comes back; if nothing is, there is nothing to wait
 	 * for. */
@@ -210,7 +210,7 @@ static void free_unused_locked(struct pool *p)
 		struct buffer *b = p->free;
 
 		p->free = b->next;
-		munmap(b, p->chunk_len);
+		munmap(b, p->chunk_len + POOL_SLACK);
 		p->n_made--;
 	}
 }

@@ -18,7 +18,11 @@
 
 struct pool;
 
-/* chunk_len: of a buffer; len: most bytes; budget_len: see above.
+/* So much more than a chunk is in a buffer, for a place within a page that is
+ * that of the file. */
+#define POOL_SLACK ((size_t)4096)
+
+/* chunk_len: of a buffer, less its slack; len: most bytes; budget_len: see above.
  * -ENOMEM */
 MUST_CHECK int pool_new(size_t chunk_len, size_t len, uint64_t budget_len,
 			struct pool **out);

@@ -27,7 +27,8 @@
 #include "providers/mount_ioctl.h"
 
 #define ROOM_STEP (UINT64_C(64) << 20)
-#define TELL_LEN (UINT64_C(4) << 20) /* a chunk of the mount */
+#define TELL_LEN (UINT64_C(4) << 20)     /* a chunk of the mount */
+#define DIRECT_MIN (UINT64_C(256) << 10) /* less is faster in the page cache */
 #define TAIL_MIN (UINT64_C(64) << 10)
 #define TAIL_MAX (UINT64_C(4) << 20)
 #define OLD_S 60
@@ -54,7 +55,7 @@ int target_init(struct target *t, const char *path)
 	const char *slash = strrchr(path, '/');
 	const char *name = slash ? slash + 1 : path;
 
-	*t = (struct target){ .dir_fd = -1, .fd = -1 };
+	*t = (struct target){ .dir_fd = -1, .fd = -1, .direct_fd = -1 };
 	if (!*name || !strcmp(name, ".") || !strcmp(name, ".."))
 		return -EINVAL;
 	if (strlen(name) > NAME_MAX)
@@ -68,6 +69,7 @@ int target_init(struct target *t, const char *path)
 void target_fini(struct target *t)
 {
 	close_p(&t->fd);
+	close_p(&t->direct_fd);
 	close_p(&t->dir_fd);
 	if (t->name)
 		pthread_mutex_destroy(&t->lock);
@@ -198,6 +200,10 @@ static int make_temp(struct target *t)
 	(void)flock(t->fd, LOCK_EX | LOCK_NB);
 	if (fstat(t->fd, &st))
 		return -errno;
+	/* On ckptfs the page cache is the tier itself. */
+	if (!t->on_ckptfs)
+		t->direct_fd = openat(t->dir_fd, t->temp,
+				      O_WRONLY | O_DIRECT | O_CLOEXEC);
 	t->ino = (uint64_t)st.st_ino;
 	t->dev = st.st_dev;
 	return 0;
@@ -265,6 +271,7 @@ static void close_fd(int *fd)
 void target_forget(struct target *t)
 {
 	close_fd(&t->fd);
+	close_fd(&t->direct_fd);
 	close_fd(&t->dir_fd);
 }
 
@@ -312,6 +319,22 @@ uint64_t target_allocated(struct target *t)
 	return room;
 }
 
+static int write_all(int fd, const char *bytes, size_t len, uint64_t off)
+{
+	while (len) {
+		ssize_t n = pwrite(fd, bytes, len, (off_t)off);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		bytes += n;
+		len -= (size_t)n;
+		off += (uint64_t)n;
+	}
+	return 0;
+}
+
 int target_write(struct target *t, const void *buf, size_t len, uint64_t off)
 {
 	int r = target_room(t, off + len);
@@ -320,18 +343,48 @@ int target_write(struct target *t, const void *buf, size_t len, uint64_t off)
 	 * a write may find, and says so itself. */
 	if (r == -ENOSPC && off >= t->known_len)
 		r = 0;
-	for (size_t at = 0; r == 0 && at < len;) {
-		ssize_t n = pwrite(t->fd, (const char *)buf + at, len - at,
-				   (off_t)(off + at));
+	return r ? r : write_all(t->fd, buf, len, off);
+}
+
+/* How much of it was written: whole pages, all or less. */
+static size_t write_direct(int fd, const char *bytes, size_t len, uint64_t off)
+{
+	size_t done = 0;
+
+	while (done < len) {
+		ssize_t n = pwrite(fd, bytes + done, len - done,
+				   (off_t)(off + done));
 
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n < 0)
-			r = -errno;
-		else
-			at += (size_t)n;
+		if (n < (ssize_t)TARGET_PAGE)
+			break;
+		done += (size_t)n / TARGET_PAGE * TARGET_PAGE;
 	}
-	return r;
+	return done;
+}
+
+/* No page is written both ways: the parts of pages at its ends, and what a
+ * filesystem refuses to write directly, go through the page cache. */
+int target_write_staged(struct target *t, const void *bytes, size_t len,
+			uint64_t off)
+{
+	size_t head = (TARGET_PAGE - off % TARGET_PAGE) % TARGET_PAGE;
+	const char *at = bytes;
+	size_t whole;
+	int r;
+
+	if (t->direct_fd < 0 || len < head + DIRECT_MIN)
+		return target_write(t, bytes, len, off);
+	r = target_write(t, at, head, off);
+	if (r < 0)
+		return r;
+	whole = (len - head) / TARGET_PAGE * TARGET_PAGE;
+	r = target_room(t, off + len);
+	if (r < 0)
+		return r;
+	head += write_direct(t->direct_fd, at + head, whole, off + head);
+	return target_write(t, at + head, len - head, off + head);
 }
 
 static void tell_filled_locked(struct target *t)
@@ -402,6 +455,7 @@ int target_commit(struct target *t, uint64_t len)
 		return -errno;
 	/* Between the two it is locked no more: nobody may take it for left. */
 	targets_lock();
+	close_fd(&t->direct_fd);
 	fd = t->fd;
 	t->fd = -1;
 	if (close(fd) || renameat(t->dir_fd, t->temp, t->dir_fd, t->name))
@@ -422,6 +476,7 @@ void target_abort(struct target *t)
 	if (t->temp && t->dir_fd >= 0)
 		unlinkat(t->dir_fd, t->temp, 0);
 	close_fd(&t->fd);
+	close_fd(&t->direct_fd);
 	close_fd(&t->dir_fd);
 }
 

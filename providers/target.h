@@ -5,9 +5,9 @@
  * rename. Knows what is different on a ckptfs mount (it says how large the file
  * will be and what is filled); everybody else sees one kind of file.
  *
- * Threads: target_room(), target_write(), target_filled(), target_reached() any,
- * at once; the
- * others one at a time with nothing else in progress.
+ * Threads: target_room(), target_write(), target_write_staged(),
+ * target_filled(), target_reached() any, at once; the others one at a time with
+ * nothing else in progress.
  */
 #ifndef CKPT_PROVIDERS_TARGET_H
 #define CKPT_PROVIDERS_TARGET_H
@@ -19,9 +19,13 @@
 #include "providers/ckpt.h"
 #include "providers/compiler.h"
 
+/* Of memory and of places in a file, for O_DIRECT; no disk asks for more. */
+#define TARGET_PAGE 4096u
+
 struct target {
 	char *dir, *name, *temp; /* the last two within dir */
 	int dir_fd, fd;
+	int direct_fd; /* past the page cache; -1: cannot be, or shall not */
 	bool on_ckptfs, passthrough, has_remote;
 	uint64_t ino;
 	dev_t dev;
@@ -56,6 +60,17 @@ uint64_t target_allocated(struct target *t);
 /* All of it, at its place. -errno as pwrite(2). */
 MUST_CHECK int target_write(struct target *t, const void *buf, size_t len,
 			    uint64_t off);
+
+/* Where in a buffer of the pool the bytes for off belong. */
+static inline void *target_staged_at(void *buffer, uint64_t off)
+{
+	return (char *)buffer + off % TARGET_PAGE;
+}
+
+/* The same of bytes that lie at target_staged_at(buffer, off): on a disk, what
+ * fills whole pages goes past the page cache. */
+MUST_CHECK int target_write_staged(struct target *t, const void *bytes,
+				   size_t len, uint64_t off);
 
 /* [off, off + len) will not change any more. */
 void target_filled(struct target *t, uint64_t off, uint64_t len);

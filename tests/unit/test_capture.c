@@ -10,7 +10,10 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <linux/magic.h>
 #include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/vfs.h>
 #include <time.h>
 
 #include "check.h"
@@ -198,6 +201,65 @@ static void layout(void)
 	free(host);
 	free(dev);
 	free(out);
+}
+
+/* Pages of a file that are in the page cache; 0 on what is no disk. */
+static size_t cached_pages(const char *path, size_t len)
+{
+	unsigned char *in = calloc(len / 4096 + 1, 1);
+	int fd = open(path, O_RDONLY);
+	struct statfs fs;
+	size_t n = 0;
+	void *map;
+
+	CHECK(fd >= 0 && in && !fstatfs(fd, &fs));
+	map = mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
+	CHECK(map != MAP_FAILED && !mincore(map, len, in));
+	for (size_t i = 0; i <= (len - 1) / 4096; i++)
+		n += in[i] & 1;
+	munmap(map, len);
+	close(fd);
+	free(in);
+	return fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == XFS_SUPER_MAGIC
+		       ? n
+		       : 0;
+}
+
+/* From a device to a disk: whole pages past the page cache, wherever in a page
+ * the parts begin and end; the rest of them through it. */
+static void past_the_cache(void)
+{
+	static const size_t lens[] = { 3 * MIB + 1, 777, 2 * MIB, 4 * MIB - 64,
+				       256 * 1024 + 4095 };
+	struct ckpt *ck = engine(CKPT_EXIT_DRAIN, MIB, 4 * MIB);
+	struct ckpt_capture *cap = begin(ck, "direct");
+	struct ckpt_slow_device *device;
+	uint8_t *parts[5], *out, *at;
+	size_t len;
+
+	CHECK_EQ(ckpt_slow_device_new(4096 * MIB, &device), 0);
+	for (unsigned i = 0; i < 5; i++) {
+		parts[i] = pattern(lens[i], i);
+		CHECK_EQ(ckpt_add(cap, ckpt_slow(device, parts[i], lens[i])),
+			 0);
+	}
+	CHECK_EQ(ckpt_submit(cap), 0);
+	CHECK_EQ(ckpt_wait(cap, CKPT_NVME, -1), 0);
+	CHECK(cached_pages(in_dir("direct"), 9 * MIB) < 64);
+	len = load(in_dir("direct"), &out);
+	at = out;
+	for (unsigned i = 0; i < 5; i++) {
+		CHECK((size_t)(at - out) + lens[i] <= len);
+		CHECK(!memcmp(at, parts[i], lens[i]));
+		at += lens[i];
+		free(parts[i]);
+	}
+	CHECK_EQ(at - out, len);
+	free(out);
+	ckpt_capture_free(cap);
+	CHECK_EQ(ckpt_close(ck), 0);
+	ckpt_slow_device_free(device);
+	unlink(in_dir("direct"));
 }
 
 /* Submit returns at once, the fence when the device is done, a failure is told
@@ -642,6 +704,7 @@ int main(void)
 	same_pid();
 	cancel();
 	own_provider();
+	past_the_cache();
 	forked();
 	killed();
 	several_at_once();
