@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "engine/checksum.h"
+#include "engine/fd_io.h"
 #include "engine/publish_parts.h"
 #include "engine/tier.h"
 #include "engine/version.h"
@@ -142,21 +143,6 @@ int attr_of(const struct view *v, const struct inode_rec *rec,
 
 /* ---- bytes ------------------------------------------------------------ */
 
-static int read_full(int fd, uint8_t *buf, size_t len, uint64_t off)
-{
-	for (size_t done = 0; done < len;) {
-		ssize_t n =
-			pread(fd, buf + done, len - done, (off_t)(off + done));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n ? -errno : -EBADMSG;
-		done += (size_t)n;
-	}
-	return 0;
-}
-
 /* A version without a record of its checksums gets them here. */
 static int compute_crcs(int fd, struct remote_attr *a)
 {
@@ -170,7 +156,7 @@ static int compute_crcs(int fd, struct remote_attr *a)
 		uint64_t off = (uint64_t)i * CHUNK_LEN;
 		size_t len = a->size - off < CHUNK_LEN ? (size_t)(a->size - off)
 						       : CHUNK_LEN;
-		int err = read_full(fd, buf, len, off);
+		int err = pread_all(fd, buf, len, off);
 
 		if (err)
 			return err;

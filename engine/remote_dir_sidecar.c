@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "engine/checksum.h"
+#include "engine/fd_io.h"
 #include "engine/remote_dir.h"
 #include "engine/tier.h"
 #include "metadata/bytes.h"
@@ -222,20 +223,6 @@ int sidecar_decode(const void *rec, size_t len, struct sidecar *out)
 
 /* ---- files ------------------------------------------------------------ */
 
-static int write_all(int fd, const uint8_t *p, size_t len)
-{
-	for (size_t done = 0; done < len;) {
-		ssize_t n = pwrite(fd, p + done, len - done, (off_t)done);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n ? -errno : -EIO;
-		done += (size_t)n;
-	}
-	return fsync(fd) ? -errno : 0;
-}
-
 /* Nobody else writes this name: one writer a tag, and one publisher. */
 static int record_write(int dir, const char *name, const struct sidecar *s)
 {
@@ -251,7 +238,9 @@ static int record_write(int dir, const char *name, const struct sidecar *s)
 		    0644);
 	if (fd < 0)
 		return -errno;
-	err = write_all(fd, b.p, b.len);
+	err = pwrite_all(fd, b.p, b.len, 0);
+	if (!err && fsync(fd))
+		err = -errno;
 	close(fd);
 	if (!err)
 		err = FAULT("sidecar.write", -EIO);
@@ -260,20 +249,6 @@ static int record_write(int dir, const char *name, const struct sidecar *s)
 	if (err)
 		(void)unlinkat(dir, temp, 0);
 	return err;
-}
-
-static int read_all(int fd, size_t len, uint8_t *p)
-{
-	for (size_t done = 0; done < len;) {
-		ssize_t n = pread(fd, p + done, len - done, (off_t)done);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n ? -errno : -EBADMSG;
-		done += (size_t)n;
-	}
-	return 0;
 }
 
 static int record_read(int dir, const char *name, struct sidecar *out)
@@ -292,7 +267,7 @@ static int record_read(int dir, const char *name, struct sidecar *out)
 	p = malloc((size_t)st.st_size + 1);
 	if (!p)
 		return -ENOMEM;
-	err = read_all(fd, (size_t)st.st_size, p);
+	err = pread_all(fd, p, (size_t)st.st_size, 0);
 	return err ? err : sidecar_decode(p, (size_t)st.st_size, out);
 }
 

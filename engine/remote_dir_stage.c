@@ -18,6 +18,7 @@
 #include <time.h>
 
 #include "engine/checksum.h"
+#include "engine/fd_io.h"
 #include "engine/flush.h"
 #include "engine/remote_dir.h"
 #include "engine/tier.h"
@@ -31,36 +32,6 @@
 
 /* ---- bytes ------------------------------------------------------------ */
 
-static int read_chunk(int fd, uint8_t *buf, size_t len, uint64_t off)
-{
-	for (size_t done = 0; done < len;) {
-		ssize_t n =
-			pread(fd, buf + done, len - done, (off_t)(off + done));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n ? -errno : -EBADMSG; /* shorter than it was */
-		done += (size_t)n;
-	}
-	return 0;
-}
-
-static int write_chunk(int fd, const uint8_t *buf, size_t len, uint64_t off)
-{
-	for (size_t done = 0; done < len;) {
-		ssize_t n =
-			pwrite(fd, buf + done, len - done, (off_t)(off + done));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n ? -errno : -EIO;
-		done += (size_t)n;
-	}
-	return 0;
-}
-
 static bool is_zero(const uint8_t *p, size_t len)
 {
 	return !len || (!p[0] && !memcmp(p, p + 1, len - 1));
@@ -73,12 +44,12 @@ static int copy_chunks(int src, int dst, const struct remote_attr *a,
 	for (uint64_t off = 0, i = 0; off < a->size; off += CHUNK_LEN, i++) {
 		size_t len = a->size - off < CHUNK_LEN ? (size_t)(a->size - off)
 						       : CHUNK_LEN;
-		int err = read_chunk(src, buf, len, off);
+		int err = pread_all(src, buf, len, off);
 
 		if (!err && a->n_chunks && crc32c(0, buf, len) != a->crcs[i])
 			err = -EBADMSG;
 		if (!err && !is_zero(buf, len))
-			err = write_chunk(dst, buf, len, off);
+			err = pwrite_all(dst, buf, len, off);
 		if (err)
 			return err;
 		if (off && off % WRITE_BEHIND == 0)

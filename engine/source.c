@@ -19,6 +19,7 @@
 #include "engine/checksum.h"
 #include "engine/chunk_cache.h"
 #include "engine/core.h"
+#include "engine/fd_io.h"
 #include "engine/version.h"
 
 #define N_PLACES 4 /* that a read tries */
@@ -266,24 +267,6 @@ static int look_elsewhere(struct source *s, struct place *p)
 	return 0;
 }
 
-static int read_fd(int fd, uint8_t *buf, size_t len, uint64_t off)
-{
-	while (len) {
-		ssize_t n = pread(fd, buf, len, (off_t)off);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		if (!n)
-			return -EBADMSG; /* shorter than its version */
-		buf += n;
-		len -= (size_t)n;
-		off += (uint64_t)n;
-	}
-	return 0;
-}
-
 static int load_chunk(void *arg, uint64_t index, void *buf, size_t *len)
 {
 	return ranges_read_chunk(arg, index, buf, len);
@@ -319,7 +302,7 @@ static int read_place(struct source *s, struct place *p, void *buf, size_t len,
 		memcpy(buf, (uint8_t *)p->small + off, len);
 		return 0;
 	}
-	r = read_fd(p->fd, buf, len, off);
+	r = pread_all(p->fd, buf, len, off);
 	return backing_turns(s->e, p->backing) == p->turns ? r : -EAGAIN;
 }
 

@@ -12,6 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/fd_io.h"
+
 #define TREE ".ckptfs/tensors"
 #define RECORD ".record"
 #define RECORD_MAX ((off_t)1 << 30)
@@ -62,19 +64,7 @@ void ctl_reading_free(struct ctl_reading *r)
 
 static int read_fd(void *arg, void *buf, size_t len, uint64_t off)
 {
-	const struct opened *o = arg;
-
-	for (size_t done = 0; done < len;) {
-		ssize_t n = pread(o->fd, (char *)buf + done, len - done,
-				  (off_t)(off + done));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n ? -errno : -EBADMSG;
-		done += (size_t)n;
-	}
-	return 0;
+	return pread_all(((const struct opened *)arg)->fd, buf, len, off);
 }
 
 static int open_path(const char *path, struct opened *o)

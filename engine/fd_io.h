@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* All bytes of a range of a file, or an error. Threads: any. */
+#ifndef CKPT_ENGINE_FD_IO_H
+#define CKPT_ENGINE_FD_IO_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "metadata/compiler.h"
+
+/* As pread(2). -EBADMSG: the file is shorter. */
+MUST_CHECK int pread_all(int fd, void *buf, size_t len, uint64_t off);
+/* As pwrite(2). */
+MUST_CHECK int pwrite_all(int fd, const void *buf, size_t len, uint64_t off);
+
+#endif
