@@ -37,8 +37,8 @@
 #endif
 
 #define BLOCK_LEN 4096u
-#define N_FINAL 8  /* chunks in flight of a flush from the mapping */
-#define N_BOUNCE 4 /* of one that copies */
+#define N_FINAL 8 /* chunks in flight of a flush from the mapping */
+#define N_BOUNCE FLUSH_BUFFERS /* of one that copies */
 
 struct slot {
 	struct tier_io io;
@@ -350,6 +350,13 @@ static void src_map(struct flush *f)
 		f->map = map;
 }
 
+void flush_buffers_fini(struct flush_buffers *b)
+{
+	for (unsigned i = 0; i < FLUSH_BUFFERS; i++)
+		free(b->p[i]);
+	*b = (struct flush_buffers){ 0 };
+}
+
 static void flush_init(struct flush *f, const struct flush_job *job)
 {
 	unsigned n;
@@ -363,10 +370,14 @@ static void flush_init(struct flush *f, const struct flush_job *job)
 		f->slots[i].next = f->free;
 		f->free = &f->slots[i];
 	}
+	for (unsigned i = 0; job->buffers && i < N_BOUNCE; i++)
+		f->slots[i].bounce = job->buffers->p[i];
 }
 
 static void flush_fini(struct flush *f)
 {
+	for (unsigned i = 0; f->job->buffers && i < N_BOUNCE; i++)
+		f->job->buffers->p[i] = MOVE(f->slots[i].bounce);
 	for (unsigned i = 0; i < N_FINAL; i++)
 		free(f->slots[i].bounce);
 	if (f->map)

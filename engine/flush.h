@@ -27,6 +27,14 @@ struct flush_have {
 };
 void flush_have_fini(struct flush_have *have);
 
+/* For a thread that flushes one part after the other: memory that is not
+ * touched anew each time. All NULL at first, and again after fini. */
+#define FLUSH_BUFFERS 4
+struct flush_buffers {
+	void *p[FLUSH_BUFFERS]; /* CHUNK_LEN bytes each */
+};
+void flush_buffers_fini(struct flush_buffers *b);
+
 struct flush_job {
 	int src_fd;    /* read-only descriptor of the backing file */
 	uint64_t size; /* bytes of the version */
@@ -47,6 +55,7 @@ struct flush_job {
 	bool part;     /* only [from, size), of a file that goes on: it is
 			  neither cut to size nor synced */
 	uint64_t from; /* whole chunks; 0 unless part */
+	struct flush_buffers *buffers; /* the caller's; NULL: its own */
 };
 
 /*

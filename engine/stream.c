@@ -274,7 +274,8 @@ static bool find_run(struct stream *s, struct run *out)
 	return true;
 }
 
-static bool take_run(struct streams *ss, struct run *out)
+static bool take_run(struct streams *ss, struct flush_buffers *buffers,
+		     struct run *out)
 {
 	struct stream *s = NULL;
 	bool stop;
@@ -286,6 +287,8 @@ static bool take_run(struct streams *ss, struct run *out)
 			break;
 		if (s)
 			break;
+		if (TAILQ_EMPTY(&ss->list))
+			flush_buffers_fini(buffers);
 		pthread_cond_wait(&ss->work, &ss->lock.m);
 	}
 	stop = ss->stop;
@@ -293,7 +296,8 @@ static bool take_run(struct streams *ss, struct run *out)
 	return !stop;
 }
 
-static int write_run(struct engine *e, const struct run *run, uint32_t *crcs)
+static int write_run(struct engine *e, const struct run *run,
+		     struct flush_buffers *buffers, uint32_t *crcs)
 {
 	struct tier *src = e->dram;
 	CLEANUP(close_p) int fd = -1;
@@ -305,6 +309,7 @@ static int write_run(struct engine *e, const struct run *run, uint32_t *crcs)
 		.dst_id = run->s->id,
 		.throttle = e->throttle,
 		.crcs = crcs,
+		.buffers = buffers,
 	};
 	int r = FAULT("stream.write", -EIO);
 
@@ -343,14 +348,15 @@ static void run_done(struct engine *e, const struct run *run, int r,
 
 void *streamer_main(void *arg)
 {
+	CLEANUP(flush_buffers_fini) struct flush_buffers buffers = { 0 };
 	struct engine *e = arg;
 	struct run run;
 
 	thread_lower_priority();
-	while (take_run(&e->streams, &run)) {
+	while (take_run(&e->streams, &buffers, &run)) {
 		uint32_t crcs[RUN_MOST] = { 0 };
 
-		run_done(e, &run, write_run(e, &run, crcs), crcs);
+		run_done(e, &run, write_run(e, &run, &buffers, crcs), crcs);
 	}
 	return NULL;
 }
