@@ -198,6 +198,8 @@ enum level engine_fsync_level(const struct engine *e);
 /* Settles all marks; the newest number then: what `wait` waits for. -errno: of
  * a seal that failed, and will be tried again. */
 MUST_CHECK int engine_seal_all(struct engine *e, uint64_t *seq);
+/* The same, but the largest number of what is at or below ino; 0: of all. */
+MUST_CHECK int engine_seal_tree(struct engine *e, uint64_t ino, uint64_t *seq);
 /* Of the accepted state, as meta_lineage(). */
 uint32_t engine_lineage(const struct engine *e);
 /* Was what had number seq, when the lineage was that one, lost with it? (If it

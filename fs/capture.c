@@ -150,19 +150,6 @@ struct question {
 	struct ckpt_reached msg;
 };
 
-static int file_seq(struct fs *fs, uint64_t ino, uint64_t *seq)
-{
-	struct tree_state tree;
-	uint64_t newest;
-	int err = engine_seal_all(fs->engine, &newest);
-
-	if (!err)
-		err = engine_tree_state(fs->engine, ino, &tree);
-	if (!err)
-		*seq = tree.seq;
-	return err;
-}
-
 static int ask(struct question *q)
 {
 	static const enum level levels[] = { LEVEL_DRAM, LEVEL_NVME,
@@ -178,7 +165,7 @@ static int ask(struct question *q)
 	if (m->level == 3 && !q->fs->options->remote)
 		return -ENODEV;
 	if (!m->seq) {
-		err = file_seq(q->fs, m->ino, &m->seq);
+		err = engine_seal_tree(q->fs->engine, m->ino, &m->seq);
 		if (err)
 			return err;
 		m->lineage = engine_lineage(q->fs->engine);

@@ -89,15 +89,7 @@ static int do_path_state(struct fs *fs, struct control_msg *m)
 
 static int do_seal(struct fs *fs, struct control_msg *m)
 {
-	struct tree_state tree;
-	int err = engine_seal_all(fs->engine, &m->seq);
-
-	if (err || !m->ino || m->ino == META_ROOT_INO)
-		return err;
-	err = engine_tree_state(fs->engine, m->ino, &tree);
-	if (!err)
-		m->seq = tree.seq;
-	return err;
+	return engine_seal_tree(fs->engine, m->ino, &m->seq);
 }
 
 /* For a progress bar: what is still on its way. */
