@@ -133,6 +133,14 @@ bool tensors_file(const struct tensors *t, const char *file, uint64_t *ino)
 	return false;
 }
 
+bool tensors_file_at(const struct tensors *t, size_t i, uint64_t *ino)
+{
+	if (i + 1 >= t->n_pins) /* the first one is their own */
+		return false;
+	*ino = t->pins[i + 1].ino;
+	return true;
+}
+
 int tensors_sources(const struct tensors *t, struct source_set **out)
 {
 	return source_set_new(t->e, t->ino, t->pins, t->n_pins, false, out);
@@ -150,7 +158,8 @@ static void uncache_locked(struct tensor_room *room, struct tensors *t)
 	t->cached = false;
 }
 
-/* One that is too many, or that nobody has used since `before`: to be put. */
+/* One that is too many, or that nobody has used since `before`: to be put. The
+ * one used last stays, however large: its other tensors are asked for next. */
 static struct tensors *take_old(struct tensor_room *room, int64_t before)
 {
 	struct tensors *t;
@@ -158,7 +167,8 @@ static struct tensors *take_old(struct tensor_room *room, int64_t before)
 	mutex_lock(&room->lock);
 	t = TAILQ_FIRST(&room->cache);
 	if (t && (room->n_cached > CACHE_TABLES ||
-		  room->cached_bytes > CACHE_BYTES || t->used_ns < before))
+		  (room->cached_bytes > CACHE_BYTES && room->n_cached > 1) ||
+		  t->used_ns < before))
 		uncache_locked(room, t);
 	else
 		t = NULL;
@@ -188,8 +198,6 @@ void tensor_room_free(struct tensor_room *room)
 
 static void cache_add(struct tensor_room *room, struct tensors *t)
 {
-	if (weight(t) > CACHE_BYTES / 2)
-		return;
 	mutex_lock(&room->lock);
 	t->refs++;
 	t->cached = true;

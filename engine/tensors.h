@@ -47,6 +47,8 @@ const struct tensor_table *tensors_table(const struct tensors *t);
 
 /* Which inode a piece's file is. false: none. */
 bool tensors_file(const struct tensors *t, const char *file, uint64_t *ino);
+/* The i-th other file that they lie in. false: no more. */
+bool tensors_file_at(const struct tensors *t, size_t i, uint64_t *ino);
 /* All files they lie in, for tensor_gather(); source_set_free() it. */
 MUST_CHECK int tensors_sources(const struct tensors *t,
 			       struct source_set **out);

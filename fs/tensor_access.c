@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * May whoever asks read a shard? As the kernel would decide for its path: mode
+ * May whoever asks read a shard, or know what is in it? As the kernel would decide for its path: mode
  * bits of the file and of each directory above it.
  */
 #include <errno.h>
@@ -76,6 +76,20 @@ static int check_path(struct fs *fs, const struct asker *a, uint64_t ino)
 		at = rec.parent;
 	}
 	return err < 0 ? err : -EACCES;
+}
+
+int tensor_may_list(fuse_req_t req, const struct tensors *tensors)
+{
+	struct asker a;
+	uint64_t ino;
+	int err = 0;
+
+	if (!fuse_req_ctx(req)->uid)
+		return 0;
+	find_asker(req, &a);
+	for (size_t i = 0; !err && tensors_file_at(tensors, i, &ino); i++)
+		err = check_path(fs_of(req), &a, ino);
+	return err;
 }
 
 int tensor_may_read(fuse_req_t req, const struct tensors *tensors,

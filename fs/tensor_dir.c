@@ -106,6 +106,8 @@ void tensor_opendir(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 		err = tensor_handle_new(fs->tensors->handles, &h);
 	if (!err && S_ISREG(rec.mode))
 		err = tensors_open(fs->engine, rec.ino, 0, &h->tensors);
+	if (!err && h->tensors)
+		err = tensor_may_list(req, h->tensors);
 	if (err) {
 		tensor_handle_close(h);
 		reply_result(req, tensor_error(err));

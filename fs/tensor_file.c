@@ -159,11 +159,13 @@ static int open_tensor(fuse_req_t req, struct tensor_handle *h,
 	return err;
 }
 
-static int open_record(struct tensor_handle *h)
+static int open_record(fuse_req_t req, struct tensor_handle *h)
 {
-	int err = tensor_table_encode(tensors_table(h->tensors), &h->head,
-				      &h->head_len);
+	int err = tensor_may_list(req, h->tensors);
 
+	if (!err)
+		err = tensor_table_encode(tensors_table(h->tensors), &h->head,
+					  &h->head_len);
 	h->size = h->head_len;
 	return err;
 }
@@ -195,7 +197,8 @@ static int open_node(fuse_req_t req, uint64_t ino, struct tensor_handle **out,
 	if (!err)
 		err = tensors_open(fs->engine, n.ino, n.version, &h->tensors);
 	if (!err)
-		err = n.name ? open_tensor(req, h, &n, keep) : open_record(h);
+		err = n.name ? open_tensor(req, h, &n, keep)
+			     : open_record(req, h);
 	free(n.name);
 	if (err) {
 		tensor_handle_close(h);

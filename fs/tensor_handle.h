@@ -45,5 +45,12 @@ static inline struct tensor_handle *tensor_handle_of(
  */
 MUST_CHECK int tensor_may_read(fuse_req_t req, const struct tensors *tensors,
 			       const struct tensor *t);
+/*
+ * The same of all files of a checkpoint: an index of one's own must not tell
+ * what is in the files of others.
+ *
+ *   -EACCES
+ */
+MUST_CHECK int tensor_may_list(fuse_req_t req, const struct tensors *tensors);
 
 #endif

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "fs/tensor_handle.h"
 #include "fs/tensor_name.h"
 
 int tensor_tree_new(struct fs *fs, struct tensor_tree **out)
@@ -186,9 +187,10 @@ static int record_len(const struct tensor_table *table, uint64_t *len)
 	return err;
 }
 
-static int find_in_file(struct fs *fs, uint64_t ino, const char *name,
+static int find_in_file(fuse_req_t req, uint64_t ino, const char *name,
 			uint64_t *id)
 {
+	struct fs *fs = fs_of(req);
 	const struct tensor *found = NULL;
 	struct tensor_node n = { .ino = ino };
 	struct tensors *t;
@@ -198,10 +200,12 @@ static int find_in_file(struct fs *fs, uint64_t ino, const char *name,
 		return tensor_error(err);
 	n.version = tensors_version(t);
 	if (!strcmp(name, TENSOR_RECORD_NAME)) {
-		err = record_len(tensors_table(t), &n.size);
+		err = tensor_may_list(req, t);
+		if (!err)
+			err = record_len(tensors_table(t), &n.size);
 	} else {
 		found = tensor_of_file_name(tensors_table(t), name);
-		err = found ? 0 : -ENOENT;
+		err = found ? tensor_may_read(req, t, found) : -ENOENT;
 	}
 	if (found) {
 		n.name = (char *)found->name; /* copied */
@@ -214,8 +218,10 @@ static int find_in_file(struct fs *fs, uint64_t ino, const char *name,
 	return err;
 }
 
-static int find(struct fs *fs, uint64_t parent, const char *name, uint64_t *ino)
+static int find(fuse_req_t req, uint64_t parent, const char *name,
+		uint64_t *ino)
 {
+	struct fs *fs = fs_of(req);
 	struct inode_rec rec;
 	int err;
 
@@ -228,7 +234,7 @@ static int find(struct fs *fs, uint64_t parent, const char *name, uint64_t *ino)
 		return err;
 	if (S_ISDIR(rec.mode))
 		return find_in_dir(fs, rec.ino, name, ino);
-	return S_ISREG(rec.mode) ? find_in_file(fs, rec.ino, name, ino)
+	return S_ISREG(rec.mode) ? find_in_file(req, rec.ino, name, ino)
 				 : -ENOTDIR;
 }
 
@@ -237,7 +243,7 @@ void tensor_lookup(fuse_req_t req, uint64_t parent, const char *name)
 	struct fuse_entry_param e = { .attr_timeout = TENSOR_KEEP_S,
 				      .entry_timeout = TENSOR_KEEP_S };
 	struct fs *fs = fs_of(req);
-	int err = find(fs, parent, name, &e.ino);
+	int err = find(req, parent, name, &e.ino);
 
 	if (!err) {
 		err = tensor_stat(fs, e.ino, &e.attr);

@@ -4,7 +4,8 @@
  * file that has tensors as a directory of NAME.npy, read-only. Files without
  * any do not appear. Each entry has owner, read rights and times of the
  * directory or file that it stands for, so the kernel's checks are theirs;
- * what lies in other files (a sharded checkpoint) is checked at open.
+ * what lies in other files (a sharded checkpoint) is checked at each lookup and
+ * open, those of all its files before it is listed.
  *
  * Numbers: directories, files and symlinks are their inode number with
  * TENSOR_BIT: nothing is kept for them. A tensor is a *node*, numbered anew

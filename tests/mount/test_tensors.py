@@ -271,7 +271,14 @@ def test_rights_are_those_of_the_file(m, d):
     until(lambda: by(OTHER, read, whole) == 0)
     os.chmod(path, 0o600)
     until(lambda: by(OTHER, read, whole) == errno.EACCES)
+    # Nor does an index tell what is in it.
+    assert by(OTHER, os.listdir, whole.parent) == errno.EACCES
+    until(lambda: by(OTHER, os.stat, whole) == errno.EACCES)
+    assert by(OTHER, read, whole.parent / ".record") == errno.EACCES
+    assert os.listdir(whole.parent)
     os.chmod(path, 0o644)
+    assert by(OTHER, os.listdir, whole.parent) == 0
+    assert by(OTHER, read, whole.parent / ".record") == 0
     until(lambda: by(OTHER, read, folder / name) == 0)
     # Nobody gets past a directory.
     os.chmod(d, 0o700)
