@@ -17,7 +17,7 @@
 #include "metadata/log_message.h"
 
 /* fsync is answered by callbacks; threads are for opens that must wait. */
-#define MAX_THREADS 64
+#define MAX_THREADS 256
 #define IDLE_THREADS 16
 
 /* ---- messages --------------------------------------------------------- */
