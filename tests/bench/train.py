@@ -41,21 +41,26 @@ class Warm:
     def __init__(self, size):
         self.size = size
         self.pieces = []
+        self.changing = []  # one entry for each that is being touched or freed
 
     @property
     def held(self):
         return self.size * len(self.pieces)
 
     def take(self):
+        self.changing.append(1)
         piece = mmap.mmap(-1, self.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         at = ctypes.addressof(ctypes.c_char.from_buffer(piece))
         LIBC.madvise(at, self.size, MADV_HUGEPAGE)
         LIBC.madvise(at, self.size, MADV_POPULATE_WRITE)
         self.pieces.append(piece)
+        self.changing.pop()
 
     def give(self, n=1):
+        self.changing.append(1)
         for _ in range(min(n, len(self.pieces))):
             self.pieces.pop().close()
+        self.changing.pop()
 
     def fill(self, n):
         while len(self.pieces) < n:
@@ -112,10 +117,10 @@ class Watch(threading.Thread):
 
     def run(self):
         while not self.over.wait(0.05):
-            held = self.warm.held
+            held, changing = self.warm.held, bool(self.warm.changing)
             got = self.sample()
-            if self.warm.held != held:
-                continue  # it changed meanwhile
+            if changing or self.warm.changing or self.warm.held != held:
+                continue  # what is held changes meanwhile
             for k, v in got.items():
                 self.peak[k] = max(self.peak[k], v - self.base[k])
 
