@@ -83,6 +83,8 @@ struct ckpt {
 /* mover.c */
 MUST_CHECK int movers_start(struct ckpt *ck);
 void movers_stop(struct ckpt *ck);
+
+/* capture_fail.c */
 /* Notes the first error, in words; wakes who must know. */
 void capture_fail_locked(struct ckpt_capture *cap, int err, const char *what);
 

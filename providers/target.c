@@ -1,38 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The file of a capture. Its temporary name tells by its process id and by a
- * flock whether somebody still fills it; what a dead process left is removed by
- * the next capture into the same directory.
- *
- * Room is allocated in steps ahead of whoever writes (a full disk is then
- * -ENOSPC and never a SIGBUS through the mapping), small enough that the first
- * bytes are on their way to NVMe long before the last step.
+ * The file of a capture. Room is allocated in steps ahead of whoever writes (a
+ * full disk is then -ENOSPC and never a SIGBUS through the mapping), small
+ * enough that the first bytes are on their way to NVMe long before the last
+ * step.
  */
 #include "providers/target.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "providers/cleanup.h"
 #include "providers/mount_ioctl.h"
+#include "providers/target_temp.h"
 
 #define ROOM_STEP (UINT64_C(64) << 20)
 #define TELL_LEN (UINT64_C(4) << 20)     /* a chunk of the mount */
 #define DIRECT_MIN (UINT64_C(256) << 10) /* less is faster in the page cache */
 #define TAIL_MIN (UINT64_C(64) << 10)
 #define TAIL_MAX (UINT64_C(4) << 20)
-#define OLD_S 60
-#define TEMP_MARK ".ckpt-"
 
 /* It is opened again by whoever waits, from wherever the process is then. */
 static char *absolute_dir(const char *path, const char *slash)
@@ -78,70 +70,6 @@ void target_fini(struct target *t)
 	free(t->temp);
 }
 
-/* ---- temporary names --------------------------------------------------- */
-
-static bool is_number(const char *s)
-{
-	return *s && s[strspn(s, "0123456789")] == 0;
-}
-
-/* Is entry ".NAME.ckpt-PID-N", of whatever name? */
-static bool is_temp(const char *entry, long *pid)
-{
-	const char *mark = NULL, *next = entry;
-	char *end;
-
-	while (entry[0] == '.' && (next = strstr(next + 1, TEMP_MARK)))
-		mark = next;
-	if (!mark || mark == entry)
-		return false;
-	*pid = strtol(mark + strlen(TEMP_MARK), &end, 10);
-	return *pid > 0 && *end == '-' && is_number(end + 1);
-}
-
-/* For the moment between close and rename it is not locked. */
-static bool is_old(int fd)
-{
-	struct stat st;
-
-	return !fstat(fd, &st) && time(NULL) - st.st_mtime > OLD_S;
-}
-
-/*
- * Its process is gone (not: cannot be seen from here), or has our number, which
- * may be another container's; and nobody has locked it.
- */
-static bool is_left(int dir_fd, const char *entry, long pid)
-{
-	CLEANUP(close_p) int fd = -1;
-
-	if (pid != (long)getpid() && (!kill((pid_t)pid, 0) || errno != ESRCH))
-		return false;
-	fd = openat(dir_fd, entry,
-		    O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-	if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB))
-		return false;
-	return pid != (long)getpid() || is_old(fd);
-}
-
-static void sweep(const struct target *t)
-{
-	int fd = openat(t->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *d = fd < 0 ? NULL : fdopendir(fd);
-	struct dirent *entry;
-	long pid;
-
-	if (!d) {
-		close_p(&fd);
-		return;
-	}
-	while ((entry = readdir(d)))
-		if (is_temp(entry->d_name, &pid) &&
-		    is_left(t->dir_fd, entry->d_name, pid))
-			unlinkat(t->dir_fd, entry->d_name, 0);
-	closedir(d);
-}
-
 /* ---- opening ----------------------------------------------------------- */
 
 /* A guess at what has no place yet: pickles, directories. */
@@ -169,15 +97,10 @@ static void tell_size(struct target *t)
 /* A name that is nobody's, and the file of it. */
 static int create_temp(struct target *t)
 {
-	static atomic_uint counter;
-
 	free(t->temp);
-	/* Of a long name the beginning must do. */
-	if (asprintf(&t->temp, ".%.200s" TEMP_MARK "%ld-%u", t->name,
-		     (long)getpid(), atomic_fetch_add(&counter, 1)) < 0) {
-		t->temp = NULL;
+	t->temp = temp_name(t->name);
+	if (!t->temp)
 		return -ENOMEM;
-	}
 	tell_size(t);
 	t->fd = openat(t->dir_fd, t->temp,
 		       O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -235,7 +158,7 @@ int target_open(struct target *t, uint64_t known_len, bool map)
 	t->dir_fd = open(t->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	r = t->dir_fd < 0 ? -errno : 0;
 	if (r == 0) {
-		sweep(t);
+		temp_sweep(t->dir_fd);
 		r = make_temp(t);
 	}
 	targets_unlock();
