@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 
 #include "fs/mountpoint.h"
 #include "fs/session.h"
@@ -18,7 +19,8 @@
 
 /* fsync is answered by callbacks; threads are for opens that must wait. */
 #define MAX_THREADS 256
-#define IDLE_THREADS 16
+#define IDLE_MIN 4u
+#define IDLE_MOST 16u
 
 /* ---- messages --------------------------------------------------------- */
 
@@ -201,6 +203,17 @@ int libfuse_handshake(struct session *s)
 	return err;
 }
 
+/* A request wakes whoever has waited longest: of many threads that is one whose
+ * stack is in no cache, on another CPU. */
+static unsigned idle_threads(void)
+{
+	unsigned n = 2 * (unsigned)get_nprocs();
+
+	if (n > IDLE_MOST)
+		return IDLE_MOST;
+	return n > IDLE_MIN ? n : IDLE_MIN;
+}
+
 int libfuse_loop(struct session *s)
 {
 	struct fuse_loop_config *config = fuse_loop_cfg_create();
@@ -210,7 +223,7 @@ int libfuse_loop(struct session *s)
 		return -ENOMEM;
 	fuse_set_log_func(take_message);
 	fuse_loop_cfg_set_max_threads(config, MAX_THREADS);
-	fuse_loop_cfg_set_idle_threads(config, IDLE_THREADS);
+	fuse_loop_cfg_set_idle_threads(config, idle_threads());
 	fuse_loop_cfg_set_clone_fd(config, 0);
 	res = fuse_session_loop_mt(s->fuse, config);
 	fuse_loop_cfg_destroy(config);
