@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Short reads and writes, and signals, are nobody's business but this file's. */
 #include "engine/fd_io.h"
 
 #include <errno.h>
