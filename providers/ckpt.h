@@ -7,7 +7,8 @@
  * next step's compute; only the next update waits, in ckpt_fence(), for what is
  * not captured yet (lazy capture, after the paper DataStates-LLM). What is
  * captured streams on: into DRAM, to NVMe, to the remote, as ckptfs does it; on
- * any other filesystem through a bounded staging pool into the file.
+ * any other filesystem through a bounded staging pool into the file, whole pages
+ * of it past the page cache (O_DIRECT) where there is one.
  *
  *	struct ckpt *ck;
  *	struct ckpt_capture *cap;
