@@ -24,9 +24,9 @@ struct buffer {
 };
 
 struct pool {
-	size_t chunk_len, n_max; /* immutable */
-	uint64_t n_shares;       /* of the node; immutable */
-	int fd;                  /* the budget's file, or -1: none */
+	size_t buffer_len, n_max; /* immutable */
+	uint64_t n_shares;        /* of the node; immutable */
+	int fd;                   /* the budget's file, or -1: none */
 
 	pthread_mutex_t lock;
 	pthread_cond_t freed;
@@ -70,8 +70,8 @@ int pool_new(size_t chunk_len, size_t len, uint64_t budget_len,
 
 	if (!p)
 		return -ENOMEM;
-	p->chunk_len = chunk_len;
-	p->n_max = len / chunk_len ? len / chunk_len : 1;
+	p->buffer_len = chunk_len + pool_slack();
+	p->n_max = len / p->buffer_len ? len / p->buffer_len : 1;
 	p->n_shares = budget_len / SHARE_LEN ? budget_len / SHARE_LEN : 1;
 	p->held = calloc(p->n_shares, 1);
 	if (!p->held) {
@@ -127,7 +127,7 @@ static void shares_give_locked(struct pool *p)
 static bool has_share_locked(struct pool *p)
 {
 	uint64_t want =
-		((p->n_made + 1) * p->chunk_len + SHARE_LEN - 1) / SHARE_LEN;
+		((p->n_made + 1) * p->buffer_len + SHARE_LEN - 1) / SHARE_LEN;
 
 	while (p->fd >= 0 && p->n_held < want)
 		if (!share_take_locked(p))
@@ -141,7 +141,7 @@ static int make_locked(struct pool *p, struct buffer **out)
 
 	if (p->n_made >= p->n_max || !has_share_locked(p))
 		return -EAGAIN;
-	buf = mmap(NULL, p->chunk_len + POOL_SLACK, PROT_READ | PROT_WRITE,
+	buf = mmap(NULL, p->buffer_len, PROT_READ | PROT_WRITE,
 		   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	/* What is in use comes back; if nothing is, there is nothing to wait
 	 * for. */
@@ -210,7 +210,7 @@ static void free_unused_locked(struct pool *p)
 		struct buffer *b = p->free;
 
 		p->free = b->next;
-		munmap(b, p->chunk_len + POOL_SLACK);
+		munmap(b, p->buffer_len);
 		p->n_made--;
 	}
 }
@@ -230,7 +230,7 @@ uint64_t pool_peak(struct pool *p)
 	uint64_t peak;
 
 	pthread_mutex_lock(&p->lock);
-	peak = (uint64_t)p->n_peak * p->chunk_len;
+	peak = (uint64_t)p->n_peak * p->buffer_len;
 	p->n_peak = p->n_used;
 	pthread_mutex_unlock(&p->lock);
 	return peak;

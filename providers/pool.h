@@ -19,10 +19,14 @@
 struct pool;
 
 /* So much more than a chunk is in a buffer, for a place within a page that is
- * that of the file. */
-#define POOL_SLACK ((size_t)4096)
+ * that of the file: a page. */
+static inline size_t pool_slack(void)
+{
+	return (size_t)sysconf(_SC_PAGESIZE);
+}
 
-/* chunk_len: of a buffer, less its slack; len: most bytes; budget_len: see above.
+/* chunk_len: of a buffer, less its slack; len: most bytes, with it; budget_len:
+ * see above.
  * -ENOMEM */
 MUST_CHECK int pool_new(size_t chunk_len, size_t len, uint64_t budget_len,
 			struct pool **out);

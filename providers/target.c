@@ -107,6 +107,15 @@ static int create_temp(struct target *t)
 	return t->fd < 0 ? -errno : 0;
 }
 
+/* That very file, whatever its name stands for by now. */
+static int open_directly(int fd)
+{
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return open(path, O_WRONLY | O_DIRECT | O_CLOEXEC);
+}
+
 static int make_temp(struct target *t)
 {
 	struct stat st;
@@ -125,8 +134,7 @@ static int make_temp(struct target *t)
 		return -errno;
 	/* On ckptfs the page cache is the tier itself. */
 	if (!t->on_ckptfs)
-		t->direct_fd = openat(t->dir_fd, t->temp,
-				      O_WRONLY | O_DIRECT | O_CLOEXEC);
+		t->direct_fd = open_directly(t->fd);
 	t->ino = (uint64_t)st.st_ino;
 	t->dev = st.st_dev;
 	return 0;
@@ -269,22 +277,27 @@ int target_write(struct target *t, const void *buf, size_t len, uint64_t off)
 	return r ? r : write_all(t->fd, buf, len, off);
 }
 
-/* How much of it was written: whole pages, all or less. */
-static size_t write_direct(int fd, const char *bytes, size_t len, uint64_t off)
+/* *done: whole pages that were written. Others' errors are its own; that a
+ * filesystem will not, or not all of it, is none. */
+static int write_direct(int fd, const char *bytes, size_t len, uint64_t off,
+			size_t *done)
 {
-	size_t done = 0;
+	const size_t page = pool_slack();
 
-	while (done < len) {
-		ssize_t n = pwrite(fd, bytes + done, len - done,
-				   (off_t)(off + done));
+	*done = 0;
+	while (*done < len) {
+		ssize_t n = pwrite(fd, bytes + *done, len - *done,
+				   (off_t)(off + *done));
 
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n < (ssize_t)TARGET_PAGE)
+		if (n < 0 && errno != EINVAL && errno != EOPNOTSUPP)
+			return -errno;
+		if (n < (ssize_t)page)
 			break;
-		done += (size_t)n / TARGET_PAGE * TARGET_PAGE;
+		*done += (size_t)n / page * page;
 	}
-	return done;
+	return 0;
 }
 
 /* No page is written both ways: the parts of pages at its ends, and what a
@@ -292,22 +305,21 @@ static size_t write_direct(int fd, const char *bytes, size_t len, uint64_t off)
 int target_write_staged(struct target *t, const void *bytes, size_t len,
 			uint64_t off)
 {
-	size_t head = (TARGET_PAGE - off % TARGET_PAGE) % TARGET_PAGE;
+	const size_t page = pool_slack(), head = (page - off % page) % page;
 	const char *at = bytes;
-	size_t whole;
+	size_t done = 0;
 	int r;
 
 	if (t->direct_fd < 0 || len < head + DIRECT_MIN)
 		return target_write(t, bytes, len, off);
 	r = target_write(t, at, head, off);
-	if (r < 0)
-		return r;
-	whole = (len - head) / TARGET_PAGE * TARGET_PAGE;
-	r = target_room(t, off + len);
-	if (r < 0)
-		return r;
-	head += write_direct(t->direct_fd, at + head, whole, off + head);
-	return target_write(t, at + head, len - head, off + head);
+	if (r == 0)
+		r = target_room(t, off + len);
+	if (r == 0)
+		r = write_direct(t->direct_fd, at + head,
+				 (len - head) / page * page, off + head, &done);
+	done += head;
+	return r ? r : target_write(t, at + done, len - done, off + done);
 }
 
 static void tell_filled_locked(struct target *t)
@@ -365,23 +377,32 @@ static int ask_mount(struct target *t, int dir_fd, enum ckpt_level level)
 	return ask.err ? ask.err : ask.reached != 0;
 }
 
+/* Whichever is closed first may be the only one to hear what went wrong. */
+static int close_checked(int *fd)
+{
+	int old = *fd;
+
+	*fd = -1;
+	return old >= 0 && close(old) ? -errno : 0;
+}
+
 /*
  * Closed before it is renamed: so its seal comes before the name (a file
  * renamed while it is open has a weaker promise).
  */
 int target_commit(struct target *t, uint64_t len)
 {
-	int fd, r = 0;
+	int r;
 
 	unmap(t);
 	if (ftruncate(t->fd, (off_t)len))
 		return -errno;
 	/* Between the two it is locked no more: nobody may take it for left. */
 	targets_lock();
-	close_fd(&t->direct_fd);
-	fd = t->fd;
-	t->fd = -1;
-	if (close(fd) || renameat(t->dir_fd, t->temp, t->dir_fd, t->name))
+	r = close_checked(&t->direct_fd);
+	if (r == 0)
+		r = close_checked(&t->fd);
+	if (r == 0 && renameat(t->dir_fd, t->temp, t->dir_fd, t->name))
 		r = -errno;
 	targets_unlock();
 	if (r < 0)

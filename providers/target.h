@@ -18,9 +18,7 @@
 
 #include "providers/ckpt.h"
 #include "providers/compiler.h"
-
-/* Of memory and of places in a file, for O_DIRECT; no disk asks for more. */
-#define TARGET_PAGE 4096u
+#include "providers/pool.h"
 
 struct target {
 	char *dir, *name, *temp; /* the last two within dir */
@@ -64,7 +62,7 @@ MUST_CHECK int target_write(struct target *t, const void *buf, size_t len,
 /* Where in a buffer of the pool the bytes for off belong. */
 static inline void *target_staged_at(void *buffer, uint64_t off)
 {
-	return (char *)buffer + off % TARGET_PAGE;
+	return (char *)buffer + off % pool_slack();
 }
 
 /* The same of bytes that lie at target_staged_at(buffer, off): on a disk, what

@@ -11,6 +11,7 @@
 #include "check.h"
 
 #define LEN ((size_t)64 << 10)
+#define BUFFER (LEN + pool_slack())
 #define SOME_USER 54321
 
 static bool no_mmap;
@@ -35,7 +36,7 @@ static struct pool *pool_alone(void)
 {
 	struct pool *p;
 
-	CHECK_EQ(pool_new(LEN, 2 * LEN, 1 << 30, &p), 0);
+	CHECK_EQ(pool_new(LEN, 2 * BUFFER, 1 << 30, &p), 0);
 	pool_forget(p);
 	return p;
 }
@@ -51,7 +52,7 @@ static void bounded(void)
 	pool_put(p, a);
 	CHECK_EQ(pool_take(p, 0, &c), 0);
 	CHECK(c == a);
-	CHECK_EQ(pool_peak(p), 2 * LEN);
+	CHECK_EQ(pool_peak(p), 2 * BUFFER);
 	pool_put(p, b);
 	pool_put(p, c);
 	pool_rest(p);
@@ -99,7 +100,7 @@ static void take_as(uid_t user, int expected)
 	CHECK(pid >= 0);
 	if (!pid) {
 		CHECK_EQ(seteuid(user), 0);
-		CHECK_EQ(pool_new(LEN, LEN, 1 << 30, &p), 0);
+		CHECK_EQ(pool_new(LEN, BUFFER, 1 << 30, &p), 0);
 		CHECK_EQ(pool_take(p, 0, &a), expected);
 		pool_free(p);
 		_exit(0);
