@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * May whoever asks read a shard, or know what is in it? As the kernel would decide for its path: mode
- * bits of the file and of each directory above it.
+ * May whoever asks read a shard, or know what is in it? As the kernel would
+ * decide for its path: mode bits of the file and of each directory above it.
  */
 #include <errno.h>
 #include <string.h>
@@ -49,33 +49,45 @@ static bool allows(const struct asker *a, const struct inode_rec *rec,
 	return rec->mode & want;
 }
 
-static int parent_of_file(void *arg, uint64_t parent, const char *name)
-{
-	(void)name;
-	*(uint64_t *)arg = parent;
-	return 1;
-}
+struct search {
+	struct fs *fs;
+	const struct asker *asker;
+};
 
-static int check_path(struct fs *fs, const struct asker *a, uint64_t ino)
+/* 1: whoever asks gets to the name. */
+static int try_name(void *arg, uint64_t parent, const char *name)
 {
-	uint64_t at = META_ROOT_INO;
+	const struct search *s = arg;
 	struct inode_rec rec;
-	int err = view_inode(fs->view, ino, &rec);
+	uint64_t at = parent;
 
-	if (err)
-		return err;
-	if (!allows(a, &rec, 4))
-		return -EACCES;
-	err = view_names(fs->view, ino, parent_of_file, &at);
-	for (int i = 0; err >= 0 && i < MAX_DEPTH; i++) {
-		err = view_inode(fs->view, at, &rec);
-		if (!err && !allows(a, &rec, 1))
-			return -EACCES;
+	(void)name;
+	for (int i = 0; i < MAX_DEPTH; i++) {
+		if (view_inode(s->fs->view, at, &rec) ||
+		    !allows(s->asker, &rec, 1))
+			return 0;
 		if (at == META_ROOT_INO)
-			return err;
+			return 1;
 		at = rec.parent;
 	}
-	return err < 0 ? err : -EACCES;
+	return 0;
+}
+
+/* By any of its names. */
+static int check_file(struct fs *fs, const struct asker *a, uint64_t ino)
+{
+	struct search s = { fs, a };
+	struct inode_rec rec;
+	int r = view_inode(fs->view, ino, &rec);
+
+	if (r)
+		return r;
+	if (!allows(a, &rec, 4))
+		return -EACCES;
+	r = view_names(fs->view, ino, try_name, &s);
+	if (r < 0)
+		return r;
+	return r ? 0 : -EACCES;
 }
 
 int tensor_may_list(fuse_req_t req, const struct tensors *tensors)
@@ -86,9 +98,11 @@ int tensor_may_list(fuse_req_t req, const struct tensors *tensors)
 
 	if (!fuse_req_ctx(req)->uid)
 		return 0;
-	find_asker(req, &a);
-	for (size_t i = 0; !err && tensors_file_at(tensors, i, &ino); i++)
-		err = check_path(fs_of(req), &a, ino);
+	for (size_t i = 0; !err && tensors_file_at(tensors, i, &ino); i++) {
+		if (!i)
+			find_asker(req, &a);
+		err = check_file(fs_of(req), &a, ino);
+	}
 	return err;
 }
 
@@ -102,15 +116,18 @@ int tensor_may_read(fuse_req_t req, const struct tensors *tensors,
 
 	if (!fuse_req_ctx(req)->uid)
 		return 0;
-	find_asker(req, &a);
+	if (!t->n_pieces) /* no elements: any of them may describe it */
+		return tensor_may_list(req, tensors);
 	for (unsigned i = 0; i < t->n_pieces && !err; i++) {
 		const char *file = t->pieces[i].file;
 
 		if (!file || file == last)
 			continue;
+		if (!last)
+			find_asker(req, &a);
 		last = file;
 		if (tensors_file(tensors, file, &ino))
-			err = check_path(fs_of(req), &a, ino);
+			err = check_file(fs_of(req), &a, ino);
 	}
 	return err;
 }

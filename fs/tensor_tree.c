@@ -205,7 +205,11 @@ static int find_in_file(fuse_req_t req, uint64_t ino, const char *name,
 			err = record_len(tensors_table(t), &n.size);
 	} else {
 		found = tensor_of_file_name(tensors_table(t), name);
-		err = found ? tensor_may_read(req, t, found) : -ENOENT;
+		/* Also that there is none is for who may know. */
+		err = found ? tensor_may_read(req, t, found)
+			    : tensor_may_list(req, t);
+		if (!found && !err)
+			err = -ENOENT;
 	}
 	if (found) {
 		n.name = (char *)found->name; /* copied */

@@ -285,6 +285,33 @@ def test_rights_are_those_of_the_file(m, d):
     until(lambda: by(OTHER, read, folder / name) == errno.EACCES)
 
 
+@pytest.mark.root
+def test_an_index_tells_nothing_of_others_files(m, d):
+    os.chmod(d, 0o755)
+    (d / "closed").mkdir(mode=0o700)
+    secret = d / "closed" / "secret.safetensors"
+    save_file({"full": torch.ones(4), "empty": torch.zeros(0, 4096)}, secret)
+    index = d / "own.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {
+        name: "closed/secret.safetensors"
+        for name in ("full", "empty", "ghost")}}))
+    os.chmod(index, 0o644)
+    folder = tree(m, d) / index.name
+    names = [".record", "full.npy", "empty.npy", "ghost.npy"]
+    for _ in range(2):
+        assert by(OTHER, os.listdir, folder) == errno.EACCES
+        for name in names:
+            assert by(OTHER, os.stat, folder / name) == errno.EACCES, name
+        # Also where the file may be read, and only its folder not.
+        os.chmod(secret, 0o644)
+    # A name in an open folder will do, too.
+    os.link(secret, d / "open.safetensors")
+    assert by(OTHER, os.listdir, folder) == 0
+    for name in names[:3]:
+        assert by(OTHER, read, folder / name) == 0, name
+    assert by(OTHER, os.stat, folder / "ghost.npy") == errno.ENOENT
+
+
 # ---- changes ---------------------------------------------------------------
 
 @pytest.mark.parametrize("how", ["rename", "truncate", "unlink"])
