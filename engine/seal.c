@@ -695,12 +695,11 @@ int engine_seal_all(struct engine *e, uint64_t *seq)
 
 int engine_seal_tree(struct engine *e, uint64_t ino, uint64_t *seq)
 {
-	struct tree_state tree;
-	int r = engine_seal_all(e, seq);
+	struct tree_state tree = { 0 };
+	int r = engine_seal_all(e, &tree.seq);
 
-	if (r < 0 || !ino || ino == META_ROOT_INO)
-		return r;
-	r = engine_tree_state(e, ino, &tree);
+	if (r == 0 && ino && ino != META_ROOT_INO)
+		r = engine_tree_state(e, ino, &tree);
 	if (r == 0)
 		*seq = tree.seq;
 	return r;

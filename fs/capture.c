@@ -160,7 +160,7 @@ static int ask(struct question *q)
 
 	memcpy(&own, meta_uuid(q->fs->meta), sizeof(own));
 	m->reached = 0;
-	if (m->level < 1 || m->level > 3)
+	if (m->level < 1 || m->level > 3 || !m->ino)
 		return -EINVAL;
 	if (m->level == 3 && !q->fs->options->remote)
 		return -ENODEV;
