@@ -197,6 +197,14 @@ void file_filled(struct engine *e, uint64_t ino, uint64_t off, uint64_t len)
 
 /* ---- the end ----------------------------------------------------------- */
 
+/* The thread keeps its buffers as long as there is any. */
+static void remove_locked(struct streams *ss, struct stream *s)
+{
+	TAILQ_REMOVE(&ss->list, s, link);
+	if (TAILQ_EMPTY(&ss->list))
+		pthread_cond_signal(&ss->work);
+}
+
 static void give(struct stream *s, struct flush_have *have)
 {
 	for (uint32_t i = 0; i < s->n; i++)
@@ -218,7 +226,7 @@ void stream_end(struct engine *e, uint64_t id, struct flush_have *have)
 		s->ended = true;
 		while (s->running)
 			pthread_cond_wait(&ss->rested, &ss->lock.m);
-		TAILQ_REMOVE(&ss->list, s, link);
+		remove_locked(ss, s);
 	}
 	mutex_unlock(&ss->lock);
 	if (s)
@@ -239,7 +247,7 @@ void stream_drop(struct engine *e, uint64_t id)
 	if (s)
 		s->ended = s->dropped = true;
 	if (s && !later)
-		TAILQ_REMOVE(&ss->list, s, link);
+		remove_locked(ss, s);
 	mutex_unlock(&ss->lock);
 	if (later)
 		return;
@@ -337,7 +345,7 @@ static void run_done(struct engine *e, const struct run *run, int r,
 	s->running = false;
 	dropped = s->dropped;
 	if (dropped)
-		TAILQ_REMOVE(&ss->list, s, link);
+		remove_locked(ss, s);
 	pthread_cond_broadcast(&ss->rested);
 	mutex_unlock(&ss->lock);
 	if (!dropped)
