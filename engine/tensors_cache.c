@@ -14,7 +14,6 @@
 
 #define CACHE_TABLES 64
 #define CACHE_BYTES (UINT64_C(24) << 20)
-#define TENSOR_BYTES 256 /* about, in a table */
 #define FRESH_NS INT64_C(1000000000)
 
 int tensor_room_new(struct tensor_room **out)
@@ -47,7 +46,7 @@ void tensors_destroy(struct tensors *t)
 
 static uint64_t weight(const struct tensors *t)
 {
-	return 4096 + tensor_table_count(t->table) * TENSOR_BYTES;
+	return 4096 + tensor_table_memory(t->table);
 }
 
 void tensors_put(struct tensors *t)

@@ -218,10 +218,8 @@ void *tensors_main(void *arg)
 	/* Below the flushers. */
 	(void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE_LOWEST);
 	while (take_offer(e, &o)) {
-		if (o.version) {
+		if (o.version)
 			scan_ahead(e, &o);
-			continue;
-		}
 		tensors_trim(e->tensors, now_mono_ns() - IDLE_NS);
 		chunk_cache_trim(e->chunks, IDLE_NS);
 	}

@@ -348,6 +348,11 @@ size_t tensor_table_count(const struct tensor_table *table)
 	return table->n;
 }
 
+uint64_t tensor_table_memory(const struct tensor_table *table)
+{
+	return table->memory;
+}
+
 const struct tensor *tensor_table_at(const struct tensor_table *table, size_t i)
 {
 	assert(i < table->n);

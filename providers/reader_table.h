@@ -35,6 +35,8 @@ const char *tensor_table_format(const struct tensor_table *table);
 
 /* How many; and number i of them, in the order of the file. */
 size_t tensor_table_count(const struct tensor_table *table);
+/* Bytes that it takes, nearly. */
+uint64_t tensor_table_memory(const struct tensor_table *table);
 const struct tensor *tensor_table_at(const struct tensor_table *table,
 				     size_t i);
 
