@@ -400,6 +400,8 @@ void watch_remove(struct engine *e, struct inode *in);
 /* Under the door: is it in use, so that its record must outlive its last
  * name? If so it is noted, and the record goes with the last reference. */
 bool inode_set_orphan(struct engine *e, uint64_t ino, bool orphan);
+
+/* transaction.c */
 /* One commit, and what follows from it. */
 MUST_CHECK int commit_and_drop(struct engine *e, struct txn *t, uint64_t *seq);
 /* In the open transaction: the version goes. */
