@@ -15,6 +15,7 @@
 
 #include "engine/checksum.h"
 #include "engine/extent.h"
+#include "engine/fd_io.h"
 #include "engine/flush.h"
 #include "metadata/fault.h"
 
@@ -48,25 +49,6 @@ static int read_chunk(int fd, void *buf, size_t len, uint64_t off)
 			return -errno;
 		if (!n)
 			return -EBADMSG;
-		done += (size_t)n;
-	}
-	return 0;
-}
-
-static int write_all(int fd, const void *buf, size_t len, uint64_t off)
-{
-	size_t done = 0;
-
-	while (done < len) {
-		ssize_t n = pwrite(fd, (const char *)buf + done, len - done,
-				   (off_t)(off + done));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		if (!n)
-			return -EIO;
 		done += (size_t)n;
 	}
 	return 0;
@@ -128,7 +110,7 @@ static int chunk_by_hand(struct copy *c, uint64_t off, size_t len)
 	if (rc)
 		return rc;
 	memset((char *)c->buf + len, 0, whole - len);
-	return write_all(c->dst, c->buf, whole, off);
+	return pwrite_all(c->dst, c->buf, whole, off);
 }
 
 /* Copies in the kernel. -EOPNOTSUPP: it will not; nothing is known. */

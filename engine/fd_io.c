@@ -5,19 +5,32 @@
 #include <errno.h>
 #include <unistd.h>
 
-int pread_all(int fd, void *buf, size_t len, uint64_t off)
+ssize_t pread_most(int fd, void *buf, size_t len, uint64_t off)
 {
-	for (size_t done = 0; done < len;) {
+	size_t done = 0;
+
+	while (done < len) {
 		ssize_t n = pread(fd, (char *)buf + done, len - done,
 				  (off_t)(off + done));
 
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n <= 0)
-			return n ? -errno : -EBADMSG;
+		if (n < 0)
+			return -errno;
+		if (!n)
+			break;
 		done += (size_t)n;
 	}
-	return 0;
+	return (ssize_t)done;
+}
+
+int pread_all(int fd, void *buf, size_t len, uint64_t off)
+{
+	ssize_t n = pread_most(fd, buf, len, off);
+
+	if (n < 0)
+		return (int)n;
+	return (size_t)n < len ? -EBADMSG : 0;
 }
 
 int pwrite_all(int fd, const void *buf, size_t len, uint64_t off)

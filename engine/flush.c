@@ -29,6 +29,7 @@
 
 #include "engine/checksum.h"
 #include "engine/extent.h"
+#include "engine/fd_io.h"
 #include "engine/thread.h"
 #include "metadata/fault.h"
 
@@ -154,41 +155,20 @@ static int wait_all(struct flush *f)
 
 /* ---- one chunk ---- */
 
-/* Reads up to len bytes; *out is less only at the end of the file. */
-static int read_all(int fd, void *buf, size_t len, uint64_t off, size_t *out)
-{
-	size_t done = 0;
-
-	while (done < len) {
-		ssize_t n = pread(fd, (char *)buf + done, len - done,
-				  (off_t)(off + done));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		if (!n)
-			break;
-		done += (size_t)n;
-	}
-	*out = done;
-	return 0;
-}
-
 /* What is behind the end of the source, or of the version, reads as zeros. */
 static int bounce_fill(struct slot *s, int fd, uint64_t off)
 {
-	size_t len = (size_t)s->len, got = 0;
-	int rc;
+	size_t len = (size_t)s->len;
+	ssize_t got;
 
 	if (!s->bounce && posix_memalign(&s->bounce, BLOCK_LEN, CHUNK_LEN)) {
 		s->bounce = NULL;
 		return -ENOMEM;
 	}
-	rc = read_all(fd, s->bounce, len, off, &got);
-	if (rc)
-		return rc;
-	memset((char *)s->bounce + got, 0, round_up(len) - got);
+	got = pread_most(fd, s->bounce, len, off);
+	if (got < 0)
+		return (int)got;
+	memset((char *)s->bounce + got, 0, round_up(len) - (size_t)got);
 	return 0;
 }
 

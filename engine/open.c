@@ -19,6 +19,7 @@
 
 #include "engine/checksum.h"
 #include "engine/core.h"
+#include "engine/fd_io.h"
 #include "engine/version.h"
 #include "metadata/log_message.h"
 
@@ -119,21 +120,6 @@ static int choose_expected(struct engine *e, uint64_t len, int flags,
 
 /* ---- finding the bytes of a sealed version ---------------------------- */
 
-static int write_whole(int fd, const void *buf, size_t len)
-{
-	for (size_t at = 0; at < len;) {
-		ssize_t n =
-			pwrite(fd, (const char *)buf + at, len - at, (off_t)at);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		at += (size_t)n;
-	}
-	return 0;
-}
-
 static int promote_small(struct engine *e, struct inode *in, uint64_t version,
 			 const void *data, size_t len, bool recorded)
 	MUST_HOLD(in->lock);
@@ -147,7 +133,7 @@ static int promote_small(struct engine *e, struct inode *in, uint64_t version,
 	r = choose_backing(e, len, O_RDWR, &b, &fd);
 	if (r < 0)
 		return r;
-	r = write_whole(fd, data, len);
+	r = pwrite_all(fd, data, len, 0);
 	if (r < 0) {
 		backing_put(e, b);
 		return r;

@@ -5,7 +5,6 @@
  * on names, reading, and the vtable. The other parts: remote_dir.h.
  */
 #include "engine/remote_dir.h"
-#include "metadata/fault.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -15,6 +14,9 @@
 #include <string.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+
+#include "engine/fd_io.h"
+#include "metadata/fault.h"
 
 /* ---- paths ------------------------------------------------------------ */
 
@@ -397,25 +399,6 @@ static int open_file(const struct place *at, int *fd)
 	return -EISDIR;
 }
 
-static ssize_t read_range(int fd, void *buf, size_t len, uint64_t off)
-{
-	size_t done = 0;
-
-	while (done < len) {
-		ssize_t n = pread(fd, (char *)buf + done, len - done,
-				  (off_t)(off + done));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		if (!n)
-			break;
-		done += (size_t)n;
-	}
-	return (ssize_t)done;
-}
-
 static ssize_t dir_read(struct remote *r, const char *path, void *buf,
 			size_t len, uint64_t off)
 {
@@ -427,7 +410,7 @@ static ssize_t dir_read(struct remote *r, const char *path, void *buf,
 		err = open_file(&j.at, &fd);
 	if (err)
 		return err;
-	n = read_range(fd, buf, len, off);
+	n = pread_most(fd, buf, len, off);
 	close(fd);
 	return n;
 }
@@ -484,7 +467,7 @@ static int dir_open_object(struct remote *r, const char *path,
 static ssize_t dir_read_object(struct remote_object *o, void *buf, size_t len,
 			       uint64_t off)
 {
-	return read_range(o->fd, buf, len, off);
+	return pread_most(o->fd, buf, len, off);
 }
 
 static void dir_close_object(struct remote_object *o)

@@ -21,6 +21,7 @@
 #include <time.h>
 
 #include "engine/checksum.h"
+#include "engine/fd_io.h"
 #include "engine/moves.h"
 #include "engine/restore.h"
 #include "engine/thread.h"
@@ -331,22 +332,11 @@ static int read_chunk(struct fetch *f, size_t i, void *buf)
 
 static int write_chunk(const struct fetch *f, size_t i, const uint8_t *buf)
 {
-	const size_t len = chunk_len(f, i);
 	int err = FAULT("fetch.write", -ENOSPC);
 
-	if (err)
-		return err;
-	for (size_t done = 0; done < len;) {
-		ssize_t n = pwrite(f->fd, buf + done, len - done,
-				   (off_t)((uint64_t)i * CHUNK_LEN + done));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n ? -errno : -EIO;
-		done += (size_t)n;
-	}
-	return 0;
+	return err ? err
+		   : pwrite_all(f->fd, buf, chunk_len(f, i),
+				(uint64_t)i * CHUNK_LEN);
 }
 
 /* ---- what to do next -------------------------------------------------- */

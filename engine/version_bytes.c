@@ -13,27 +13,18 @@
 
 #include "engine/checksum.h"
 #include "engine/core.h"
+#include "engine/fd_io.h"
 #include "metadata/log_message.h"
 
 #define WAIT_LOOK_NS INT64_C(100000000)
 
 int content_load(int fd, void *buf, size_t len)
 {
-	size_t at = 0;
+	ssize_t n;
 
 	memset(buf, 0, len);
-	while (at < len) {
-		ssize_t n = pread(fd, (char *)buf + at, len - at, (off_t)at);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		if (n == 0)
-			break;
-		at += (size_t)n;
-	}
-	return 0;
+	n = pread_most(fd, buf, len, 0);
+	return n < 0 ? (int)n : 0;
 }
 
 static int read_backing(struct engine *e, struct backing *b, size_t len,
@@ -409,19 +400,13 @@ int version_wait_flushed(struct engine *e, uint64_t id)
 static int small_memfd(const void *data, size_t len, int *out)
 {
 	CLEANUP(close_p) int fd = memfd_create("ckptfs-small", MFD_CLOEXEC);
+	int r;
 
 	if (fd < 0)
 		return -errno;
-	for (size_t at = 0; at < len;) {
-		ssize_t n = pwrite(fd, (const char *)data + at, len - at,
-				   (off_t)at);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		at += (size_t)n;
-	}
+	r = pwrite_all(fd, data, len, 0);
+	if (r < 0)
+		return r;
 	*out = fd;
 	fd = -1;
 	return 0;
