@@ -30,13 +30,17 @@ struct view {
 struct txn {
 	struct meta *m;
 	uint64_t seq;
-	int error;   /* sticky: the first one */
+	int error;   /* the first one since the number began */
+	int broken;  /* the database is: every number has this error */
 	int refused; /* unless it frees */
 	bool frees, moves_dir;
 	unsigned int n_dentries;
 	struct bytes shared; /* operations that go into the log */
-	struct bytes local;  /* those that do not; at commit also the log's */
+	struct bytes local;  /* those that do not, and all of ended numbers */
 	struct bytes event;
+	uint64_t last;     /* number that has ended, or 0 */
+	size_t ended_len;  /* of those, in the log */
+	size_t local_from; /* of `local`: where this number begins */
 };
 
 struct meta {

@@ -191,8 +191,8 @@ uint64_t meta_new_version(struct meta *m); /* also ids of backing files */
 /* Takes the door; exactly one of commit and abort follows, same thread. */
 struct txn *txn_begin(struct meta *m);
 /*
- * Gives the door back. *seq is this transaction's number; a transaction
- * without records takes no number and reports the last one. An error (also a
+ * Gives the door back. *seq is this transaction's (last) number; one without
+ * records takes no number and reports the last one given. An error (also a
  * lack of memory met by any txn_ call before) leaves everything as it was.
  *
  *   -ENOSPC  the accepted database's room is used up (only transactions with
@@ -200,15 +200,23 @@ struct txn *txn_begin(struct meta *m);
  */
 MUST_CHECK int txn_commit(struct txn *t, uint64_t *seq);
 void txn_abort(struct txn *t);
-/* The number the transaction will get. */
+/* The number that what is put now will get. */
 uint64_t txn_seq(const struct txn *t);
+/*
+ * Several events in one commit, each with its number and log entry: ends this
+ * number and begins the next. An error met since this one began is returned,
+ * and has undone what was put since then; the numbers before it stay.
+ */
+MUST_CHECK int txn_next(struct txn *t);
+/* Forgets what was put since this number began, and its errors. */
+void txn_undo(struct txn *t);
 /* Bytes for the log, so far. */
 size_t txn_len(const struct txn *t);
 /* This transaction makes room (unlink, rmdir): let it through when full. */
 void txn_frees(struct txn *t);
 /* Its commit fails with err, unless it makes room. */
 void txn_refuse(struct txn *t, int err);
-/* At most one event a transaction; copied. Paths as they were: see there. */
+/* At most one event a number; copied. Paths as they were: see there. */
 void txn_event(struct txn *t, const struct event *ev);
 /* false: no remote, events are not kept; do not bother to make one. */
 bool meta_keeps_events(const struct meta *m);

@@ -6,6 +6,7 @@
  *
  *   txn_begin      door taken, number = last + 1
  *   txn_put, ...   operations into `shared` (logged) or `local` (not)
+ *   txn_next       log entry and shared go to local; number + 1
  *   txn_commit     local + log entry + shared -> one write -> number is out
  *
  * Invariants: 1. The log holds every number above D, without a gap within an
@@ -56,6 +57,13 @@ static uint64_t next_seq(const struct meta *m)
 	return next < first ? first : next;
 }
 
+static void begin_number(struct txn *t)
+{
+	t->n_dentries = 0;
+	bytes_clear(&t->shared, KEEP_BYTES);
+	bytes_clear(&t->event, KEEP_BYTES);
+}
+
 TSA(no_thread_safety_analysis)
 struct txn *txn_begin(struct meta *m)
 {
@@ -63,14 +71,14 @@ struct txn *txn_begin(struct meta *m)
 
 	mutex_lock(&m->door);
 	t->m = m;
-	t->error = settle(m);
+	t->broken = t->error = settle(m);
 	t->seq = next_seq(m);
 	t->frees = t->moves_dir = false;
 	t->refused = 0;
-	t->n_dentries = 0;
-	bytes_clear(&t->shared, KEEP_BYTES);
+	t->last = 0;
+	t->ended_len = t->local_from = 0;
 	bytes_clear(&t->local, KEEP_BYTES);
-	bytes_clear(&t->event, KEEP_BYTES);
+	begin_number(t);
 	return t;
 }
 
@@ -87,7 +95,7 @@ uint64_t txn_seq(const struct txn *t)
 
 size_t txn_len(const struct txn *t)
 {
-	return t->shared.len + t->event.len;
+	return t->ended_len + t->shared.len + t->event.len;
 }
 
 void txn_frees(struct txn *t)
@@ -135,9 +143,7 @@ static void measure_room(struct meta *m)
 
 static int check_room(struct meta *m, const struct txn *t)
 {
-	size_t len = t->shared.len + t->event.len;
-
-	m->unchecked_len += len;
+	m->unchecked_len += txn_len(t);
 	if (m->no_room || ++m->n_unchecked >= CHECK_COMMITS ||
 	    m->unchecked_len >= CHECK_BYTES) {
 		m->n_unchecked = 0;
@@ -169,52 +175,82 @@ static void add_log_entry(struct txn *t)
 		memcpy(p + t->event.len, t->shared.p, t->shared.len);
 }
 
-static int write_batch(struct txn *t, bool logged)
+static bool has_entry(const struct txn *t)
+{
+	return t->shared.len || t->event.len;
+}
+
+void txn_undo(struct txn *t)
+{
+	t->error = t->broken;
+	begin_number(t);
+	t->local.len = t->local_from;
+	t->local.failed = false;
+}
+
+int txn_next(struct txn *t)
+{
+	int err = t->error;
+
+	if (t->shared.failed || t->local.failed || t->event.failed)
+		err = err ? err : -ENOMEM;
+	if (!err && has_entry(t)) {
+		add_log_entry(t);
+		bytes_append(&t->local, t->shared.p, t->shared.len);
+		if (t->local.failed)
+			err = -ENOMEM;
+	}
+	if (err) {
+		txn_undo(t);
+		return err;
+	}
+	if (has_entry(t)) {
+		t->ended_len += LOG_HEAD + t->event.len + t->shared.len;
+		t->last = t->seq++;
+	}
+	t->local_from = t->local.len;
+	begin_number(t);
+	return 0;
+}
+
+static int write_batch(struct txn *t)
 {
 	struct meta *m = t->m;
-	struct slice runs[2] = { bytes_slice(&t->local),
-				 bytes_slice(&t->shared) };
+	struct slice run = bytes_slice(&t->local);
 	struct key key;
 	int err = FAULT("txn.commit", -ENOSPC);
 
 	if (!err)
-		err = store_write(&m->accepted, runs, 2, false);
+		err = store_write(&m->accepted, &run, 1, false);
 	if (!err)
 		(void)!FAULT("txn.committed", 0);
-	if (!err || !logged)
+	if (!err || !t->last)
 		return err;
 	/* Tried twice and failed: did one of them reach the log after all? */
-	key_number(&key, t->seq);
+	key_number(&key, t->last);
 	if (!store_has(&m->accepted, NULL, CF_LOG, key_slice(&key)))
 		return 0;
 	return err;
 }
 
-static int commit(struct txn *t, bool logged)
+static int commit(struct txn *t)
 {
 	struct meta *m = t->m;
 	int err = t->error;
 
-	if (t->shared.failed || t->local.failed || t->event.failed)
-		err = err ? err : -ENOMEM;
 	if (!err && !t->frees)
 		err = t->refused;
 	if (!err)
 		err = check_room(m, t);
-	if (err)
+	if (!err)
+		err = txn_next(t);
+	if (err || !t->local.len)
 		return err;
-	if (logged) {
-		add_log_entry(t);
-		if (t->local.failed)
-			return -ENOMEM;
-	}
-	if (!t->local.len)
-		return 0;
-	err = write_batch(t, logged);
-	if (err || !logged)
+	err = write_batch(t);
+	if (err || !t->last)
 		return err;
-	m->accepted_seq = t->seq;
-	m->log_len += LOG_HEAD + t->event.len + t->shared.len;
+	m->accepted_seq = t->last;
+	m->log_len += t->ended_len;
 	return 0;
 }
 
@@ -222,7 +258,7 @@ TSA(no_thread_safety_analysis)
 int txn_commit(struct txn *t, uint64_t *seq)
 {
 	struct meta *m = t->m;
-	int err = commit(t, t->shared.len || t->event.len);
+	int err = commit(t);
 
 	if (!err && t->moves_dir)
 		path_cache_drop(&m->paths);

@@ -175,6 +175,61 @@ static void unsealed_and_orphans(struct world *w)
 	CHECK_EQ(meta_orphans(w->m, note_ino, &ino), 0);
 }
 
+static uint64_t put_dir(struct txn *t, struct meta *m, const char *name)
+{
+	struct inode_rec rec = { .ino = meta_new_ino(m),
+				 .mode = S_IFDIR | 0755,
+				 .nlink = 2,
+				 .parent = META_ROOT_INO };
+
+	txn_put_inode(t, &rec);
+	txn_put_dentry(t, META_ROOT_INO, name, rec.ino, rec.mode);
+	return rec.ino;
+}
+
+static uint64_t seq_of(struct meta *m, uint64_t ino)
+{
+	struct inode_rec rec;
+	int err = view_inode(meta_accepted(m), ino, &rec);
+
+	return err ? 0 : rec.seq;
+}
+
+/* One commit, a number and a log entry each; one of them fails, and goes. */
+static void several_numbers(struct world *w)
+{
+	uint64_t before = meta_accepted_seq(w->m), first, bad, second, gone;
+	struct unsealed_rec u = { .ino = 55, .backing = 5 }, got;
+	char name[META_NAME_MAX + 2];
+	struct txn *t = txn_begin(w->m);
+
+	memset(name, 'x', sizeof(name));
+	name[META_NAME_MAX + 1] = '\0';
+	first = put_dir(t, w->m, "first");
+	CHECK_EQ(txn_next(t), 0);
+	bad = put_dir(t, w->m, name);
+	txn_put_unsealed(t, &u);
+	CHECK_EQ(txn_next(t), -ENAMETOOLONG);
+	CHECK_EQ(txn_seq(t), before + 2);
+	second = put_dir(t, w->m, "second");
+	CHECK_EQ(txn_next(t), 0);
+	gone = put_dir(t, w->m, "gone");
+	txn_put_unsealed(t, &u);
+	txn_undo(t);
+	CHECK_EQ(commit_ok(t), before + 2);
+	CHECK_EQ(meta_accepted_seq(w->m), before + 2);
+	CHECK_EQ(seq_of(w->m, first), before + 1);
+	CHECK_EQ(seq_of(w->m, second), before + 2);
+	CHECK_EQ(seq_of(w->m, bad), 0);
+	CHECK_EQ(seq_of(w->m, gone), 0);
+	CHECK_EQ(meta_unsealed(w->m, note_unsealed, &got), 0);
+	/* The log says the same: to the durable state, number by number. */
+	CHECK_EQ(meta_advance(w->m, before + 1, NULL, 0, NULL, 0), 0);
+	world_power_cut(w);
+	CHECK(seq_of(w->m, first) != 0);
+	CHECK_EQ(seq_of(w->m, second), 0);
+}
+
 int main(void)
 {
 	struct world w;
@@ -187,6 +242,7 @@ int main(void)
 	bad_names_fail(&w);
 	xattrs_and_symlinks(&w);
 	unsealed_and_orphans(&w);
+	several_numbers(&w);
 	world_close(&w);
 	return 0;
 }
