@@ -23,20 +23,16 @@
 #include "metadata/record.h"
 
 #define AHEAD_BYTES ((size_t)4 << 20)
+#define KEEP_BYTES (2 * AHEAD_BYTES)
 /* Bytes of the log cut off before their room is claimed; if it is short. */
 #define CLAIM (UINT64_C(32) << 20)
 #define CLAIM_LOW (UINT64_C(1) << 20)
 
 struct gather {
-	struct bytes ops;
+	struct bytes *ops;
 	uint64_t log_len, gap;
 	bool keep_events;
 };
-
-static void gather_fini(struct gather *g)
-{
-	bytes_fini(&g->ops);
-}
 
 /* Only operations on shared families may come out of the log. */
 static int check_ops(struct slice ops)
@@ -65,13 +61,13 @@ static int gather_entry(void *arg, struct slice key, struct slice val)
 		err = check_ops(e.ops);
 	if (err)
 		return err;
-	bytes_append(&g->ops, e.ops.p, e.ops.len);
+	bytes_append(g->ops, e.ops.p, e.ops.len);
 	if (e.event.len && g->keep_events)
-		op_put(&g->ops, CF_EVENT, key, e.event.p, e.event.len);
+		op_put(g->ops, CF_EVENT, key, e.event.p, e.event.len);
 	if (!e.events || !g->keep_events)
 		g->gap = get_be64(key.p);
 	g->log_len += val.len;
-	return g->ops.failed ? -ENOMEM : 0;
+	return g->ops->failed ? -ENOMEM : 0;
 }
 
 static int gather_log(struct meta *m, uint64_t target, struct gather *g)
@@ -158,18 +154,17 @@ bool meta_reserve_hold(struct meta *m)
 }
 
 /* The final batch; also notes a gap in the events. */
-static int write_target(struct meta *m, uint64_t target, struct gather *g,
-			struct bytes *contents)
+static int write_target(struct meta *m, uint64_t target, struct gather *g)
 {
 	struct slice runs[2];
 
-	state_put_number(&g->ops, STATE_NVME, target);
+	state_put_number(g->ops, STATE_NVME, target);
 	if (g->gap)
-		state_put_number(&g->ops, STATE_GAP, g->gap);
-	if (g->ops.failed)
+		state_put_number(g->ops, STATE_GAP, g->gap);
+	if (g->ops->failed)
 		return -ENOMEM;
-	runs[0] = bytes_slice(contents);
-	runs[1] = bytes_slice(&g->ops);
+	runs[0] = bytes_slice(&m->target_contents);
+	runs[1] = bytes_slice(g->ops);
 	return store_write(&m->durable, runs, 2, true);
 }
 
@@ -207,22 +202,23 @@ int meta_advance(struct meta *m, uint64_t target, const struct copy_rec *copies,
 		 size_t n_copies, const struct small_content *smalls,
 		 size_t n_smalls)
 {
-	CLEANUP(gather_fini)
-	struct gather g = { .keep_events = m->keep_events };
-	CLEANUP(bytes_fini) struct bytes contents = { 0 };
+	struct gather g = { .ops = &m->target_ops,
+			    .keep_events = m->keep_events };
 	int err;
 
 	if (target <= m->nvme_seq || target > m->accepted_seq)
 		return -EINVAL;
+	bytes_clear(&m->target_ops, KEEP_BYTES);
+	bytes_clear(&m->target_contents, KEEP_BYTES);
 	reserve_make(&m->durable);
 	err = gather_log(m, target, &g);
 	if (!err)
 		err = put_contents(m, copies, n_copies, smalls, n_smalls,
-				   &contents);
+				   &m->target_contents);
 	if (!err)
 		err = FAULT("advance.write", -EIO);
 	if (!err)
-		err = write_target(m, target, &g, &contents);
+		err = write_target(m, target, &g);
 	if (err)
 		return err;
 	(void)!FAULT("advance.written", 0);

@@ -411,6 +411,8 @@ void meta_close(struct meta *m)
 	bytes_fini(&m->txn.shared);
 	bytes_fini(&m->txn.local);
 	bytes_fini(&m->txn.event);
+	bytes_fini(&m->target_ops);
+	bytes_fini(&m->target_contents);
 	path_cache_fini(&m->paths);
 	mutex_fini(&m->door);
 	mutex_fini(&m->remote_lock);

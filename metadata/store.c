@@ -11,7 +11,7 @@
 
 #include "metadata/log_message.h"
 
-#define KEEP_BATCH ((size_t)1 << 20)
+#define KEEP_BATCH ((size_t)8 << 20)
 #define SCAN_BYTES ((size_t)256 << 10)
 #define WRITE_SLACK (UINT64_C(2) << 20)
 
