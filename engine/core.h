@@ -423,12 +423,37 @@ void inode_begin_write_locked(struct engine *e, struct inode *in)
 MUST_CHECK int inode_log_unsealed_locked(struct engine *e, struct inode *in,
 					 uint64_t base) MUST_HOLD(in->lock);
 
-/* seal.c */
+/* settle.c */
 void mark_add(struct engine *e, struct inode *in);
 /* -errno: a seal failed; its mark, and those behind it, wait. */
 int settle(struct engine *e);
-/* The last writer of in let go: what comes next need not wait for its seal. */
-void settle_released(struct engine *e, struct inode *in);
+/* For an event that need not wait for marks: bounds their number. */
+int settle_if_many(struct engine *e);
+void *settler_main(void *arg);
+
+/* seal.c */
+/* A seal on its way; in->lock is held from begin to finish. */
+struct seal {
+	struct inode *in;
+	enum { SEAL_NOTHING, SEAL_VERSION, SEAL_CONFIRM } what;
+	bool final;
+	int err;
+	struct stat st;    /* SEAL_VERSION: the content that is sealed */
+	struct version *v; /* until it is in the table */
+	uint64_t id;       /* its id */
+};
+void seal_begin_locked(struct engine *e, struct inode *in, bool final,
+		       struct seal *s) MUST_HOLD(in->lock);
+/* One commit for all, in this order; each has its own err. From the first one
+ * on of which the same may work later, none is sealed. */
+void seals_log(struct engine *e, struct seal *seals, unsigned n);
+MUST_CHECK int seal_finish_locked(struct engine *e, const struct seal *s)
+	MUST_HOLD(s->in->lock);
+/* May the same seal work later? */
+bool seal_will_pass(int err);
+/* Nobody can write the file any more: its last seal. */
+MUST_CHECK int seal_final_locked(struct engine *e, struct inode *in)
+	MUST_HOLD(in->lock);
 /* What the file holds now becomes a version, if it changed. */
 MUST_CHECK int seal_snapshot_locked(struct engine *e, struct inode *in)
 	MUST_HOLD(in->lock);
@@ -440,7 +465,6 @@ MUST_CHECK int settle_closed_locked(struct engine *e, struct inode *in)
 	MUST_HOLD(in->lock);
 int64_t ts_ns(const struct timespec *ts);
 uint64_t content_blocks(int fd, const struct stat *st);
-void *settler_main(void *arg);
 
 /* Up to max of the watched inodes, each with a reference; in turn, if there are
  * more. */

@@ -87,6 +87,9 @@ void engine_set_io_note(struct engine *e, const char *note);
  * mark cannot be settled only what makes room is let through: the commit of
  * anything else fails with the seal's error. */
 struct txn *engine_txn_begin(struct engine *e);
+/* For a new regular file, of which nothing is seen elsewhere before its first
+ * seal: it does not wait for marks, unless there are many. */
+struct txn *engine_txn_begin_create(struct engine *e);
 /* txn_commit(), then what follows from it (copies freed, follower told). */
 MUST_CHECK int engine_txn_commit(struct engine *e, struct txn *t,
 				 uint64_t *seq);

@@ -331,8 +331,6 @@ void file_release(struct engine *e, uint64_t ino, uint64_t fh)
 	mutex_unlock(&in->lock);
 	if (mark)
 		mark_add(e, in);
-	if (mark && last)
-		settle_released(e, in);
 	if (h)
 		inode_put(e, in); /* the handle's */
 	free(h);

@@ -1,24 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Seals: when a version's content is fixed (DESIGN.md section 4.5).
+ * Seals: a content becomes a version, with a number in the log. In three
+ * steps, so that many seals can share one commit (settle.c):
  *
- * close(2) waits for FLUSH and for nothing else. So FLUSH marks an inode, and
- * before any event is logged the marks set before it are settled:
- *
- *   no writer left                → final seal
- *   writer left, content changed  → the mark is dropped: still being written
- *   writer left, nothing changed  → snapshot seal
+ *   seal_begin_locked     is there something to seal? what the file holds now
+ *   seals_log             one transaction, a number for each
+ *   seal_finish_locked    leases cut to the content, or all taken back
  *
  * Invariants
- *  1. A mark leaves the list only when its seal has its number: settle()
- *     also waits for a mark that another thread is settling. One at a time,
- *     in the order of the closes: that is the order of the seals. Where the
- *     seal fails (no room, no memory) the mark stays and all behind it wait;
- *     no event is logged meanwhile but those that make room, or an fsync
- *     would promise, and `latest` name, what is not in the log.
- *  2. Whoever seals holds the inode's lock, then the door: an event logged
- *     later has a larger number.
- *  3. A final seal says that nobody can write the file: the flusher may map
+ *  1. Whoever seals holds the inode's lock through all three, and takes the
+ *     door inside it: an event logged later has a larger number.
+ *  2. A final seal says that nobody can write the file: the flusher may map
  *     it. The probe is a lease on our own read-only descriptor, taken and
  *     given back under the inode's lock, so that no open can stall on it
  *     (an OPEN for writing of this inode waits for that lock).
@@ -34,42 +26,8 @@
 #include "metadata/log_message.h"
 
 #define MS INT64_C(1000000)
-#define MAPPED_EVERY (2000 * MS)
-#define SETTLE_BY (100 * MS)
-#define AWAKE (20 * MS)
 #define N_EXTENTS_SEEN 256
-#define N_MAPPED 64       /* looked at in one turn */
-#define AGAIN (100 * MS)  /* after a seal that failed */
 #define TICK_NS (20 * MS) /* coarse ctime may hide a change this long */
-
-void mark_add(struct engine *e, struct inode *in)
-{
-	struct look now = { 0 };
-	bool added = false;
-
-	mutex_lock(&in->lock);
-	if (in->ro_fd < 0 || look_at(in, &now))
-		now.valid = false;
-	in->mark = now;
-	mutex_unlock(&in->lock);
-
-	mutex_lock(&e->inodes.lock);
-	in->refs++;
-	mutex_unlock(&e->inodes.lock);
-	mutex_lock(&e->marks.lock);
-	in->marked_ns = now_mono_ns();
-	if (!in->in_marks) {
-		TAILQ_INSERT_TAIL(&e->marks.list, in, marked);
-		in->in_marks = added = true;
-		e->marks.n++;
-		e->marks.pending++;
-		if (e->marks.asleep)
-			pthread_cond_signal(&e->marks.added);
-	}
-	mutex_unlock(&e->marks.lock);
-	if (!added)
-		inode_put(e, in);
-}
 
 int look_at(struct inode *in, struct look *out)
 {
@@ -246,11 +204,12 @@ static bool unmoved_since(const struct look *sealed, const struct stat *st)
 }
 
 /* Puts the records of the seal into t; v is in the table afterwards. */
-static int fill_seal(struct engine *e, struct inode *in, struct txn *t,
-		     const struct stat *st, struct version *v)
+static int fill_seal(struct engine *e, struct seal *s, struct txn *t)
 {
-	struct inode_rec rec;
+	struct inode *in = s->in;
+	struct version *v = s->v;
 	struct version_rec vr;
+	struct inode_rec rec;
 	uint64_t before;
 	int r;
 
@@ -260,7 +219,7 @@ static int fill_seal(struct engine *e, struct inode *in, struct txn *t,
 	before = rec.version;
 	if (before)
 		drop_version(e, t, before);
-	rec_take_content(&rec, in->ro_fd, st, v->id);
+	rec_take_content(&rec, in->ro_fd, &s->st, v->id);
 	txn_put_inode(t, &rec);
 	vr = (struct version_rec){
 		.id = v->id,
@@ -279,32 +238,85 @@ static int fill_seal(struct engine *e, struct inode *in, struct txn *t,
 		r = FAULT("seal.log", -ENOMEM);
 	if (r < 0)
 		return r;
-	if (v->final && unmoved_since(&in->sealed, st))
+	if (v->final && unmoved_since(&in->sealed, &s->st))
 		version_begin_from(e, v, before);
 	v->seq = txn_seq(t);
 	version_insert(e, v);
+	s->v = NULL; /* the table's */
 	return 0;
 }
 
-static int log_seal(struct engine *e, struct inode *in, const struct stat *st,
-		    struct version *v)
+/* The version that a snapshot sealed turned out to be the last content. */
+static int fill_confirmation(struct engine *e, struct seal *s, struct txn *t)
 {
-	struct txn *t = txn_begin(e->meta);
-	uint64_t id = v->id, seq;
-	int r;
+	if (s->in->backing)
+		version_confirm(e, s->in->backing->version);
+	txn_del_unsealed(t, s->in->ino);
+	return 0;
+}
 
-	r = fill_seal(e, in, t, st, v);
+static void free_unlogged(struct engine *e, struct version *v)
+{
+	backing_put(e, v->backing);
+	free(v->small);
+	free(v);
+}
+
+static void discard(struct engine *e, struct seal *s)
+{
+	if (s->v)
+		free_unlogged(e, s->v);
+	else if (s->what == SEAL_VERSION)
+		version_discard(e, s->id);
+	s->v = NULL;
+}
+
+static void put_seal(struct engine *e, struct seal *s, struct txn *t)
+{
+	size_t n_drops = e->n_drops;
+	int r = s->what == SEAL_VERSION ? fill_seal(e, s, t)
+					: fill_confirmation(e, s, t);
+
+	if (r == 0)
+		r = txn_next(t);
+	else
+		txn_undo(t);
 	if (r < 0) {
-		engine_txn_abort(e, t);
-		backing_put(e, v->backing);
-		free(v->small);
-		free(v);
-		return r;
+		e->n_drops = n_drops;
+		discard(e, s);
+	}
+	s->err = r;
+}
+
+void seals_log(struct engine *e, struct seal *seals, unsigned n)
+{
+	struct txn *t;
+	uint64_t seq;
+	unsigned n_put = 0;
+	int r = 0;
+
+	while (n && seals[n - 1].what == SEAL_NOTHING)
+		n--;
+	if (!n)
+		return;
+	t = txn_begin(e->meta);
+	for (; n_put < n && !seal_will_pass(r); n_put++) {
+		struct seal *s = &seals[n_put];
+
+		if (s->what != SEAL_NOTHING && !s->err)
+			put_seal(e, s, t);
+		r = s->err;
+	}
+	for (unsigned i = n_put; i < n; i++) {
+		seals[i].err = r; /* it waits for those before it */
+		discard(e, &seals[i]);
 	}
 	r = commit_and_drop(e, t, &seq);
-	if (r < 0)
-		version_discard(e, id);
-	return r;
+	for (unsigned i = 0; r < 0 && i < n_put; i++)
+		if (seals[i].what != SEAL_NOTHING && !seals[i].err) {
+			seals[i].err = r;
+			discard(e, &seals[i]);
+		}
 }
 
 /* A small snapshot is captured now: its file goes on changing. */
@@ -316,25 +328,24 @@ static int capture_small(struct inode *in, struct version *v)
 	return content_load(in->ro_fd, v->small, v->size);
 }
 
-static int seal_locked(struct engine *e, struct inode *in, bool final)
-	MUST_HOLD(in->lock);
-static int seal_locked(struct engine *e, struct inode *in, bool final)
+static int make_version_locked(struct engine *e, struct seal *s)
+	MUST_HOLD(s->in->lock);
+static int make_version_locked(struct engine *e, struct seal *s)
 {
+	struct inode *in = s->in;
 	struct version *v;
-	struct stat st;
 	int r;
 
-	if (fstat(in->ro_fd, &st))
+	if (fstat(in->ro_fd, &s->st))
 		return -errno;
-	v = version_new(in->next_version, in->ino, (uint64_t)st.st_size);
+	v = version_new(in->next_version, in->ino, (uint64_t)s->st.st_size);
 	if (!v)
 		return -ENOMEM;
-	v->final = final;
-	if (!final && v->size <= META_SMALL_MAX) {
+	v->final = s->final;
+	if (!s->final && v->size <= META_SMALL_MAX) {
 		r = capture_small(in, v);
 		if (r < 0) {
-			free(v->small);
-			free(v);
+			free_unlogged(e, v);
 			return r;
 		}
 	}
@@ -342,54 +353,59 @@ static int seal_locked(struct engine *e, struct inode *in, bool final)
 	backing_get(e, in->backing);
 	v->backing = in->backing;
 	backing_set_version(e, in->backing, v->id);
-	r = log_seal(e, in, &st, v);
-	if (r < 0) {
-		backing_set_version(e, in->backing, 0);
-		lease_drop_nvme_locked(e, in);
-		return r;
-	}
-	if (st.st_size <= META_SMALL_MAX)
+	s->v = v;
+	s->id = v->id;
+	s->what = SEAL_VERSION;
+	return 0;
+}
+
+void seal_begin_locked(struct engine *e, struct inode *in, bool final,
+		       struct seal *s)
+{
+	struct look now = { 0 };
+
+	*s = (struct seal){ .in = in, .final = final };
+	if (!final && (!in->written || in->orphan || in->ro_fd < 0))
+		return;
+	s->err = look_at(in, &now);
+	if (s->err || in->orphan) /* no name any more: nothing to keep */
+		return;
+	if (changed_since_seal(e, in, &now))
+		s->err = make_version_locked(e, s);
+	else if (final)
+		s->what = SEAL_CONFIRM;
+}
+
+static void sealed_locked(struct engine *e, const struct seal *s)
+	MUST_HOLD(s->in->lock);
+static void sealed_locked(struct engine *e, const struct seal *s)
+{
+	struct inode *in = s->in;
+	struct look now = { true, (uint64_t)s->st.st_size, s->st.st_ctim };
+
+	if (s->st.st_size <= META_SMALL_MAX)
 		lease_drop_nvme_locked(e, in);
 	in->nvme_room = 0;
 	in->streamed = false;
 	in->next_version = meta_new_version(e->meta);
-	in->sealed = (struct look){ true, (uint64_t)st.st_size, st.st_ctim };
+	in->sealed = now;
 	in->snapshot_ns = now_mono_ns();
-	return 0;
 }
 
-/* The version that a snapshot sealed turned out to be the last content. */
-static int confirm_locked(struct engine *e, struct inode *in)
+int seal_finish_locked(struct engine *e, const struct seal *s)
 {
-	struct txn *t = txn_begin(e->meta);
-	uint64_t seq;
+	struct inode *in = s->in;
 
-	if (in->backing)
-		version_confirm(e, in->backing->version);
-	txn_del_unsealed(t, in->ino);
-	return commit_and_drop(e, t, &seq);
-}
-
-static int seal_final_locked(struct engine *e, struct inode *in)
-	MUST_HOLD(in->lock);
-static int seal_final_locked(struct engine *e, struct inode *in)
-{
-	struct look now = { 0 };
-	int r;
-
-	r = look_at(in, &now);
-	if (r < 0)
-		return r;
-	if (in->orphan)
-		r = 0; /* it has no name any more: nothing to keep */
-	else if (changed_since_seal(e, in, &now))
-		r = seal_locked(e, in, true);
-	else
-		r = confirm_locked(e, in);
-	if (r == -ENOENT) /* unlinked while we looked */
-		r = 0;
-	if (r < 0)
-		return r;
+	if (s->what == SEAL_VERSION && s->err) {
+		backing_set_version(e, in->backing, 0);
+		lease_drop_nvme_locked(e, in);
+	} else if (s->what == SEAL_VERSION) {
+		sealed_locked(e, s);
+	}
+	if (s->err && s->err != -ENOENT) /* unlinked while we looked */
+		return s->err;
+	if (!s->final)
+		return 0;
 	in->written = in->rdwr = false;
 	in->sealed.valid = in->mark.valid = false;
 	lease_drop_nvme_locked(e, in); /* if nothing was sealed */
@@ -400,254 +416,31 @@ static int seal_final_locked(struct engine *e, struct inode *in)
 	return 0;
 }
 
-int seal_snapshot_locked(struct engine *e, struct inode *in)
+static int seal_now_locked(struct engine *e, struct inode *in, bool final)
+	MUST_HOLD(in->lock);
+static int seal_now_locked(struct engine *e, struct inode *in, bool final)
 {
-	struct look now = { 0 };
-	int r;
+	struct seal s;
 
-	if (!in->written || in->orphan || in->ro_fd < 0)
-		return 0;
-	r = look_at(in, &now);
-	if (r < 0)
-		return r;
-	if (!changed_since_seal(e, in, &now))
-		return 0;
-	r = seal_locked(e, in, false);
-	return r == -ENOENT ? 0 : r;
+	seal_begin_locked(e, in, final, &s);
+	seals_log(e, &s, 1);
+	return seal_finish_locked(e, &s);
 }
 
-/* ---- settling --------------------------------------------------------- */
+int seal_final_locked(struct engine *e, struct inode *in)
+{
+	return seal_now_locked(e, in, true);
+}
 
-/* May the same seal work later? Else waiting would hold up all others. */
-static bool will_pass(int err)
+int seal_snapshot_locked(struct engine *e, struct inode *in)
+{
+	return seal_now_locked(e, in, false);
+}
+
+bool seal_will_pass(int err)
 {
 	return err == -ENOSPC || err == -ENOMEM || err == -EIO ||
 	       err == -EMFILE || err == -ENFILE;
-}
-
-/* false: leave the mark for later, because of *err if that is set. */
-static bool settle_one_locked(struct engine *e, struct inode *in, bool force,
-			      int *err) MUST_HOLD(in->lock);
-static bool settle_one_locked(struct engine *e, struct inode *in, bool force,
-			      int *err)
-{
-	struct look now = { 0 };
-	int r = 0;
-
-	if (!in->written || in->ro_fd < 0)
-		return true;
-	if (!writer_left_locked(e, in)) {
-		r = seal_final_locked(e, in);
-	} else if (look_at(in, &now) || !look_same(&in->mark, &now)) {
-		return true;
-	} else if (force) {
-		r = seal_snapshot_locked(e, in);
-	} else {
-		return false;
-	}
-	if (will_pass(r)) {
-		*err = r;
-		return false;
-	}
-	if (r < 0) {
-		message_error("cannot seal inode %lu: %s",
-			      (unsigned long)in->ino, strerror(-r));
-		in->error = r;
-	}
-	return true;
-}
-
-static struct inode *pop_mark_locked(struct engine *e, struct inode *in)
-{
-	TAILQ_REMOVE(&e->marks.list, in, marked);
-	in->in_marks = false;
-	e->marks.n--;
-	e->marks.settling++;
-	return in;
-}
-
-/* Its reference goes with it, or stays with the mark put back (true). */
-static bool settle_popped(struct engine *e, struct inode *in, bool force,
-			  int *err)
-{
-	bool done, news, put = true;
-
-	*err = 0;
-	mutex_lock(&in->lock);
-	done = settle_one_locked(e, in, force, err);
-	mutex_unlock(&in->lock);
-
-	mutex_lock(&e->marks.lock);
-	news = *err && !e->marks.error;
-	if (done || *err)
-		e->marks.error = *err;
-	e->marks.settling--;
-	if (!done && !in->in_marks) {
-		/* It was the first: the order of the closes stays. */
-		TAILQ_INSERT_HEAD(&e->marks.list, in, marked);
-		in->in_marks = true;
-		e->marks.n++;
-		put = false;
-	} else {
-		e->marks.pending--;
-	}
-	pthread_cond_broadcast(&e->marks.settled);
-	mutex_unlock(&e->marks.lock);
-	if (news)
-		message_error("cannot seal inode %lu: %s: nothing is accepted "
-			      "until it is",
-			      (unsigned long)in->ino, strerror(-*err));
-	if (put)
-		inode_put(e, in);
-	return !put;
-}
-
-int settle(struct engine *e)
-{
-	struct inode *in;
-	int err = 0;
-
-	if (!e->marks.pending)
-		return 0;
-	mutex_lock(&e->marks.lock);
-	while (!err && (e->marks.n || e->marks.settling)) {
-		if (e->marks.settling) {
-			/* Taken by another thread: wait until it has its
-			 * number (or is back in the list). */
-			pthread_cond_wait(&e->marks.settled, &e->marks.lock.m);
-			continue;
-		}
-		in = pop_mark_locked(e, TAILQ_FIRST(&e->marks.list));
-		mutex_unlock(&e->marks.lock);
-		settle_popped(e, in, true, &err);
-		mutex_lock(&e->marks.lock);
-	}
-	mutex_unlock(&e->marks.lock);
-	return err;
-}
-
-void settle_released(struct engine *e, struct inode *in)
-{
-	bool first;
-	int err;
-
-	mutex_lock(&e->marks.lock);
-	first = !e->marks.settling && TAILQ_FIRST(&e->marks.list) == in;
-	if (first)
-		pop_mark_locked(e, in);
-	mutex_unlock(&e->marks.lock);
-	if (first)
-		settle_popped(e, in, false, &err);
-}
-
-/* The next look at a mark of this age: 1, 10, 100 ms after it was set. */
-static int64_t next_look(int64_t age)
-{
-	if (age < 1 * MS)
-		return 1 * MS - age;
-	if (age < 10 * MS)
-		return 10 * MS - age;
-	return SETTLE_BY - age;
-}
-
-/* Settles what is due, in order: what was closed after a file that is left for
- * later waits, too. The time until the next look, or -1. */
-static int64_t settle_due(struct engine *e)
-{
-	int64_t now = now_mono_ns(), age = 0;
-	bool kept = false;
-	struct inode *in;
-	int err = 0;
-
-	mutex_lock(&e->marks.lock);
-	while (!kept) {
-		while (e->marks.settling)
-			pthread_cond_wait(&e->marks.settled, &e->marks.lock.m);
-		in = TAILQ_FIRST(&e->marks.list);
-		if (!in)
-			break;
-		age = now - in->marked_ns;
-		pop_mark_locked(e, in);
-		mutex_unlock(&e->marks.lock);
-		kept = settle_popped(e, in, age >= SETTLE_BY, &err);
-		mutex_lock(&e->marks.lock);
-	}
-	mutex_unlock(&e->marks.lock);
-	if (!kept)
-		return -1;
-	if (err)
-		return AGAIN;
-	return next_look(age) > MS / 2 ? next_look(age) : MS / 2;
-}
-
-/* A file with a writable mapping and no descriptor. */
-static bool mapped_only(struct engine *e, struct inode *in)
-{
-	bool marked, yes;
-	int r;
-
-	mutex_lock(&e->marks.lock);
-	marked = in->in_marks;
-	mutex_unlock(&e->marks.lock);
-	mutex_lock(&in->lock);
-	yes = !marked && in->written && in->n_handles == 0 &&
-	      now_mono_ns() - in->snapshot_ns > MAPPED_EVERY;
-	if (yes) {
-		in->snapshot_ns = now_mono_ns();
-		if (writer_left_locked(e, in))
-			r = seal_snapshot_locked(e, in);
-		else
-			r = seal_final_locked(e, in);
-		if (r < 0)
-			in->error = r;
-	}
-	mutex_unlock(&in->lock);
-	return yes;
-}
-
-static void look_at_mapped(struct engine *e)
-{
-	struct inode *batch[N_MAPPED];
-	unsigned n = watch_take(e, batch, N_MAPPED);
-
-	for (unsigned k = 0; k < n; k++) {
-		mapped_only(e, batch[k]);
-		inode_put(e, batch[k]);
-	}
-}
-
-void *settler_main(void *arg)
-{
-	struct engine *e = arg;
-	int64_t mapped_at = now_mono_ns(), marked_at = 0;
-
-	for (;;) {
-		int64_t now, wait = settle_due(e);
-		bool stop;
-
-		now = now_mono_ns();
-		if (wait >= 0)
-			marked_at = now;
-		if (now - mapped_at > 500 * MS) {
-			look_at_mapped(e);
-			rates_sample(e, now - mapped_at);
-			mapped_at = now;
-		}
-		mutex_lock(&e->marks.lock);
-		/* Where files are closed all the time it is not woken for
-		 * each: that costs more than the seal. */
-		e->marks.asleep = wait < 0 && now - marked_at > AWAKE;
-		if (wait < 0)
-			wait = e->marks.asleep ? 500 * MS : MS;
-		stop = e->marks.stop;
-		if (!stop)
-			cond_wait_ns(&e->marks.added, &e->marks.lock, wait);
-		if (e->marks.asleep && e->marks.n)
-			marked_at = now_mono_ns();
-		mutex_unlock(&e->marks.lock);
-		if (stop)
-			return NULL;
-	}
 }
 
 int settle_closed_locked(struct engine *e, struct inode *in)
@@ -657,50 +450,4 @@ int settle_closed_locked(struct engine *e, struct inode *in)
 	if (!writer_left_locked(e, in))
 		return seal_final_locked(e, in);
 	return in->mark.valid ? seal_snapshot_locked(e, in) : 0;
-}
-
-bool engine_any_written(struct engine *e)
-{
-	return e->n_unsealed > 0;
-}
-
-int file_seal_written(struct engine *e, uint64_t ino)
-{
-	struct inode *in;
-	int r = settle(e); /* what was closed before comes first */
-
-	if (r < 0)
-		return r;
-	in = inode_find(e, ino);
-	if (!in)
-		return 0;
-	mutex_lock(&in->lock);
-	if (in->written && !writer_left_locked(e, in))
-		r = seal_final_locked(e, in);
-	else
-		r = seal_snapshot_locked(e, in);
-	mutex_unlock(&in->lock);
-	inode_put(e, in);
-	return r;
-}
-
-int engine_seal_all(struct engine *e, uint64_t *seq)
-{
-	int r = settle(e);
-
-	if (r == 0)
-		*seq = meta_accepted_seq(e->meta);
-	return r;
-}
-
-int engine_seal_tree(struct engine *e, uint64_t ino, uint64_t *seq)
-{
-	struct tree_state tree = { 0 };
-	int r = engine_seal_all(e, &tree.seq);
-
-	if (r == 0 && ino && ino != META_ROOT_INO)
-		r = engine_tree_state(e, ino, &tree);
-	if (r == 0)
-		*seq = tree.seq;
-	return r;
 }

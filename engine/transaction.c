@@ -18,6 +18,15 @@ struct txn *engine_txn_begin(struct engine *e)
 	return t;
 }
 
+struct txn *engine_txn_begin_create(struct engine *e)
+{
+	int r = settle_if_many(e);
+	struct txn *t = txn_begin(e->meta);
+
+	txn_refuse(t, r);
+	return t;
+}
+
 void drop_version(struct engine *e, struct txn *t, uint64_t version)
 {
 	if (!version)

@@ -24,7 +24,7 @@ static int put_file(struct fs *fs, struct txn *t, struct node *node)
 
 static int commit_file(struct fs *fs, struct node *node)
 {
-	struct txn *t = engine_txn_begin(fs->engine);
+	struct txn *t = engine_txn_begin_create(fs->engine);
 	uint64_t seq;
 	int err = put_file(fs, t, node);
 

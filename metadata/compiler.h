@@ -7,6 +7,7 @@
 #define CKPT_METADATA_COMPILER_H
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -58,6 +59,12 @@ static inline void mutex_lock(struct mutex *m) ACQUIRES(m)
 static inline void mutex_lock(struct mutex *m)
 {
 	pthread_mutex_lock(&m->m);
+}
+
+/* For where the analysis cannot follow. */
+static inline bool mutex_trylock(struct mutex *m)
+{
+	return pthread_mutex_trylock(&m->m) == 0;
 }
 
 static inline void mutex_unlock(struct mutex *m) RELEASES(m)

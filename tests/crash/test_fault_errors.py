@@ -69,3 +69,26 @@ def test_a_seal_that_fails_is_not_passed(mode):
         assert not m.status()["tiers"][0]["error"]
     finally:
         m.close()
+
+
+@pytest.mark.parametrize("nth", [1, 17, 39])
+def test_one_of_many_seals_fails(mode, nth):
+    """Files closed one after the other are sealed many at a time. One cannot
+    be: those behind it wait, and the order of their numbers stays."""
+    sweep.need_faults()
+    m = sweep.Faulty(mode)
+    names = [f"f{n}" for n in range(80)]
+    try:
+        assert m.begin(f"seal.log:{nth}")
+        for name in names:
+            calls.write(m.path / name, calls.noise(5000, name))
+        with calls.opened(m.path, os.O_RDONLY) as fd:
+            mounted.until(lambda: not calls.errno_of(os.fsync, fd), 30)
+        assert m.fired()
+        seqs = [int(os.getxattr(m.path / n, "user.ckpt.seq")) for n in names]
+        assert seqs == sorted(set(seqs))
+        m.lose_dram()
+        for name in names:
+            assert calls.read(m.path / name) == calls.noise(5000, name)
+    finally:
+        m.close()

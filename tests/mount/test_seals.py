@@ -460,3 +460,55 @@ def test_cut_after_a_snapshot(fresh):
     m.wait("nvme")
     m.lose_dram()
     assert read(m.path / "f") == noise(300_000)[:4096]
+
+
+def seq(path):
+    return int(os.getxattr(path, "user.ckpt.seq"))
+
+
+def test_many_closed_at_once(fresh):
+    """Sealed many at a time: each has its number, in the order of the closes,
+    also those that somebody still holds; whatever comes after has a higher
+    one."""
+    m = fresh()
+    if m.plain:
+        pytest.skip("a plain directory has no numbers")
+    data = {n: noise(100 + 700 * n, n) for n in range(150)}
+    fds = {n: os.open(m.path / f"f{n}", os.O_RDWR | os.O_CREAT) for n in data}
+    held = []
+    for n in reversed(data):
+        write_all(fds[n], data[n])
+        if n % 10 == 0:
+            held.append(os.dup(fds[n]))
+        os.close(fds[n])
+    (m.path / "after").mkdir()
+    seqs = [seq(m.path / f"f{n}") for n in reversed(data)]
+    assert seqs == sorted(set(seqs))
+    assert seqs[-1] < seq(m.path / "after")
+    m.wait("nvme")
+    m.lose_dram()
+    for n, expected in data.items():
+        assert read(m.path / f"f{n}") == expected
+    close_dead(*held)
+
+
+def test_new_files_wait_for_no_seal(fresh):
+    """Their names come before the seals of what was closed earlier, so they
+    are not there after a cut until they have theirs."""
+    m = fresh()
+    names = [f"f{n}" for n in range(40)]
+    fds = []
+    for name in names:
+        write(m.path / f"closed-{name}", noise(2000, name))
+        fds.append(os.open(m.path / name, os.O_WRONLY | os.O_CREAT))
+    # Not by a program: it would close what it inherited.
+    with opened(m.path, os.O_RDONLY) as fd:
+        os.fsync(fd)
+    if m.plain:
+        close_dead(*fds)
+        return
+    m.lose_dram()
+    assert sorted(os.listdir(m.path)) == sorted(f"closed-{n}" for n in names)
+    for name in names:
+        assert read(m.path / f"closed-{name}") == noise(2000, name)
+    close_dead(*fds)
