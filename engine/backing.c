@@ -93,21 +93,30 @@ static void get_locked(struct backings *bs, struct backing *b)
 	b->refs++;
 }
 
+static int new_file(struct engine *e, enum backing_where where, int flags,
+		    uint64_t *id, int *fd)
+{
+	struct tier *t = backing_tier(e, where);
+
+	if (where == BACKING_DRAM && ahead_take(e, flags, id, fd))
+		return 0;
+	*id = meta_new_version(e->meta);
+	return t->ops->create(t, *id, flags, fd);
+}
+
 int backing_create(struct engine *e, enum backing_where where, uint64_t charge,
 		   int flags, struct backing **out, int *fd)
 {
-	struct tier *t = backing_tier(e, where);
 	struct backings *bs = &e->backings;
 	struct backing *b = calloc(1, sizeof(*b));
 	int r;
 
 	if (!b)
 		return -ENOMEM;
-	b->id = meta_new_version(e->meta);
 	b->where = where;
 	b->charged = charge;
 	b->refs = 1;
-	r = t->ops->create(t, b->id, flags, fd);
+	r = new_file(e, where, flags, &b->id, fd);
 	if (r < 0) {
 		free(b);
 		return r;

@@ -66,6 +66,19 @@ struct backings {
 	uint64_t n_evicted;
 };
 
+#define N_AHEAD 32
+
+/* Made by the settler alone, taken by any thread. */
+struct ahead {
+	struct mutex lock;
+	struct {
+		uint64_t id;
+		int fd;
+	} files[N_AHEAD];
+	unsigned n;
+	unsigned n_wanted; /* since the settler looked */
+};
+
 /* ---- unrecorded versions ---------------------------------------------- */
 
 enum version_state {
@@ -246,6 +259,7 @@ struct engine {
 		bool asleep; /* the leaser: it must be woken */
 	} watch;
 	struct backings backings;
+	struct ahead ahead;
 	struct versions versions;
 	struct streams streams;
 
@@ -322,6 +336,15 @@ MUST_CHECK int dram_promise(struct engine *e, uint64_t len);
 MUST_CHECK int dram_evict(struct engine *e, uint64_t len);
 /* Evicts the DRAM copy of one version if nobody uses it; bytes freed. */
 uint64_t dram_evict_version(struct engine *e, uint64_t version);
+
+/* ahead.c */
+void ahead_init(struct ahead *a);
+/* An empty file on DRAM, with a descriptor; it is the caller's to register.
+ * false: none is ready. */
+bool ahead_take(struct engine *e, int flags, uint64_t *id, int *fd);
+/* Only in the settler. */
+void ahead_make(struct engine *e);
+void ahead_drop(struct engine *e);
 
 /* version.c */
 void versions_init(struct versions *vs);

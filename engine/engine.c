@@ -235,6 +235,7 @@ static void engine_init(struct engine *e)
 	STAILQ_INIT(&e->follow.waiters);
 	STAILQ_INIT(&e->follow.dead);
 	backings_init(&e->backings);
+	ahead_init(&e->ahead);
 	versions_init(&e->versions);
 	streams_init(&e->streams);
 	e->lock_fd = -1;

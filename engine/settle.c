@@ -376,9 +376,14 @@ void *settler_main(void *arg)
 		/* Where files are closed all the time it is not woken for
 		 * each: that costs more than the seal. */
 		sleep = wait < 0 && now - marked_at > AWAKE;
+		if (sleep)
+			ahead_drop(e);
+		else
+			ahead_make(e);
 		if (wait < 0)
 			wait = sleep ? 500 * MS : MS;
 	} while (wait_to_settle(e, wait, sleep));
+	ahead_drop(e);
 	return NULL;
 }
 

@@ -512,3 +512,20 @@ def test_new_files_wait_for_no_seal(fresh):
     for name in names:
         assert read(m.path / f"closed-{name}") == noise(2000, name)
     close_dead(*fds)
+
+
+def test_times_of_a_file_made_ahead(fresh):
+    """Many are created, so backing files are made before they are wanted: a
+    new file's times are those of its creation."""
+    m = fresh()
+    for n in range(400):
+        with opened(m.path / f"f{n}", os.O_WRONLY | os.O_CREAT):
+            pass
+    time.sleep(0.015)
+    before = time.time_ns()
+    with opened(m.path / "late", os.O_WRONLY | os.O_CREAT) as fd:
+        st = os.fstat(fd)
+    tick = 10_000_000  # of the kernel's coarse clock
+    for ns in st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns:
+        assert before - tick <= ns <= time.time_ns()
+    assert os.stat(m.path / "late").st_mtime_ns == st.st_mtime_ns
