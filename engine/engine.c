@@ -407,25 +407,24 @@ bool engine_has_lost(const struct engine *e, uint32_t lineage, uint64_t seq)
  * a mapping that lives on is asked by the probe. */
 static void mark_all_written(struct engine *e)
 {
-	struct inode *in;
+	struct inode *batch[64];
+	uint64_t left = e->n_unsealed;
 
-	for (;;) {
-		mutex_lock(&e->watch.lock);
-		TAILQ_FOREACH(in, &e->watch.list, watched)
-		if (!in->in_marks && in->n_handles == 0 && in->marked_ns >= 0)
-			break;
-		if (in) {
-			mutex_lock(&e->inodes.lock);
-			in->refs++;
-			mutex_unlock(&e->inodes.lock);
+	while (left) {
+		unsigned n = watch_take(e, batch, left < 64 ? left : 64);
+
+		for (unsigned i = 0; i < n; i++) {
+			bool closed;
+
+			mutex_lock(&batch[i]->lock);
+			closed = batch[i]->n_handles == 0;
+			mutex_unlock(&batch[i]->lock);
+			if (closed)
+				mark_add(e, batch[i]);
+			inode_put(e, batch[i]);
 		}
-		mutex_unlock(&e->watch.lock);
-		if (!in)
-			return;
-		mark_add(e, in);
 		(void)settle(e);
-		in->marked_ns = -1; /* once is enough */
-		inode_put(e, in);
+		left = n ? left - n : 0;
 	}
 }
 
