@@ -26,6 +26,7 @@
 
 #define MS INT64_C(1000000)
 #define LINGER_NS (100 * MS)
+#define REST_NS (2000 * MS)
 #define PATIENCE_NS (300 * MS) /* for one more try */
 
 void follow_kick(struct engine *e, bool hurry)
@@ -472,15 +473,19 @@ static void remote_waiters_hurry(struct engine *e)
 void *follower_main(void *arg)
 {
 	struct engine *e = arg;
-	int64_t backoff = 0;
+	int64_t backoff = 0, advanced_at = 0;
 
 	while (wait_for_work(e, backoff ? backoff : LINGER_NS)) {
 		int r = 0;
 
-		if (meta_accepted_seq(e->meta) > meta_nvme_seq(e->meta))
+		if (meta_accepted_seq(e->meta) > meta_nvme_seq(e->meta)) {
 			r = advance_once(e);
-		else
+			advanced_at = now_mono_ns();
+		} else {
 			bury_the_dead(e);
+			if (now_mono_ns() - advanced_at > REST_NS)
+				meta_rest(e->meta);
+		}
 		remote_waiters_hurry(e);
 		if (r == -ECANCELED)
 			break;

@@ -233,6 +233,13 @@ int meta_advance(struct meta *m, uint64_t target, const struct copy_rec *copies,
 	return 0;
 }
 
+void meta_rest(struct meta *m)
+{
+	bytes_fini(&m->target_ops);
+	bytes_fini(&m->target_contents);
+	store_rest(&m->durable);
+}
+
 /* ---- the remote watermark --------------------------------------------- */
 
 struct replay {

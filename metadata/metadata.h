@@ -210,7 +210,7 @@ uint64_t txn_seq(const struct txn *t);
 MUST_CHECK int txn_next(struct txn *t);
 /* Forgets what was put since this number began, and its errors. */
 void txn_undo(struct txn *t);
-/* Bytes for the log, so far. */
+/* Bytes for the log so far, about. */
 size_t txn_len(const struct txn *t);
 /* This transaction makes room (unlink, rmdir): let it through when full. */
 void txn_frees(struct txn *t);
@@ -395,6 +395,9 @@ MUST_CHECK int meta_advance(struct meta *m, uint64_t target,
 			    const struct copy_rec *copies, size_t n_copies,
 			    const struct small_content *smalls,
 			    size_t n_smalls);
+/* No target for a while: the memory that meta_advance() kept for the next one
+ * is given back. */
+void meta_rest(struct meta *m);
 
 /*
  * Events (after, D] in order, until the callback returns non-zero, which is

@@ -12,6 +12,7 @@
 #include "metadata/log_message.h"
 
 #define KEEP_BATCH ((size_t)8 << 20)
+#define REST_BATCH ((size_t)64 << 10)
 #define SCAN_BYTES ((size_t)256 << 10)
 #define WRITE_SLACK (UINT64_C(2) << 20)
 
@@ -312,6 +313,7 @@ static int write_locked(struct store *s, rocksdb_writebatch_t *b,
 static int write_once(struct store *s, const struct slice *runs, size_t n,
 		      bool sync, uint64_t *generation)
 {
+	size_t len = 0;
 	int err;
 
 	mutex_lock(&s->write_lock);
@@ -319,6 +321,10 @@ static int write_once(struct store *s, const struct slice *runs, size_t n,
 	*generation = s->generation;
 	if (!err) {
 		err = write_locked(s, s->batch, runs, n, sync);
+		for (size_t i = 0; i < n; i++)
+			len += runs[i].len;
+		if (len > s->batch_room)
+			s->batch_room = len;
 		store_leave(s);
 	}
 	mutex_unlock(&s->write_lock);
@@ -326,12 +332,20 @@ static int write_once(struct store *s, const struct slice *runs, size_t n,
 }
 
 /* A large batch leaves its memory behind. */
-static void shrink_batch(struct store *s)
+static void shrink_batch(struct store *s, size_t keep)
 {
 	mutex_lock(&s->write_lock);
-	rocksdb_writebatch_destroy(s->batch);
-	s->batch = rocksdb_writebatch_create();
+	if (s->batch_room > keep) {
+		rocksdb_writebatch_destroy(s->batch);
+		s->batch = rocksdb_writebatch_create();
+		s->batch_room = 0;
+	}
 	mutex_unlock(&s->write_lock);
+}
+
+void store_rest(struct store *s)
+{
+	shrink_batch(s, REST_BATCH);
 }
 
 /*
@@ -382,7 +396,7 @@ int store_write(struct store *s, const struct slice *runs, size_t n, bool sync)
 	if (s->durable)
 		reserve_write_ended(s);
 	if (len > KEEP_BATCH)
-		shrink_batch(s);
+		shrink_batch(s, KEEP_BATCH);
 	return err;
 }
 

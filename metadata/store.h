@@ -55,6 +55,7 @@ struct store {
 
 	struct mutex write_lock;
 	rocksdb_writebatch_t *batch; /* guarded by write_lock; kept warm */
+	size_t batch_room;           /* guarded by write_lock: it has, about */
 
 	struct mutex list_lock;
 	struct snapshot *snapshots; /* guarded by list_lock */
@@ -116,6 +117,8 @@ MUST_CHECK int store_scan_prefix(struct store *s, const struct snapshot *snap,
  */
 MUST_CHECK int store_write(struct store *s, const struct slice *runs, size_t n,
 			   bool sync);
+/* No large batch for a while: its memory is given back. */
+void store_rest(struct store *s);
 static inline struct slice bytes_slice(const struct bytes *b)
 {
 	return (struct slice){ b->p, b->len };
