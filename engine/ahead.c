@@ -6,9 +6,7 @@
  * kept when nobody creates. Those that a killed daemon leaves are files that
  * no version names, and swept like them.
  */
-#include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 
 #include "engine/core.h"
@@ -33,7 +31,7 @@ bool ahead_take(struct engine *e, int flags, uint64_t *id, int *fd)
 		return false;
 	mutex_lock(&a->lock);
 	a->n_wanted++;
-	found = a->n > 0;
+	found = a->n > 0 && a->files[a->n - 1].flags == flags;
 	if (found) {
 		a->n--;
 		*id = a->files[a->n].id;
@@ -62,13 +60,14 @@ static bool make_one(struct engine *e)
 {
 	struct ahead *a = &e->ahead;
 	uint64_t id = meta_new_version(e->meta);
-	int fd;
+	int fd, flags = first_flags(e);
 
-	if (e->dram->ops->create(e->dram, id, first_flags(e), &fd))
+	if (e->dram->ops->create(e->dram, id, flags, &fd))
 		return false; /* whoever wants one is told why */
 	mutex_lock(&a->lock);
 	a->files[a->n].id = id;
-	a->files[a->n++].fd = fd;
+	a->files[a->n].fd = fd;
+	a->files[a->n++].flags = flags;
 	mutex_unlock(&a->lock);
 	return true;
 }

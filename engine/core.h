@@ -70,10 +70,10 @@ struct backings {
 
 /* Made by the settler alone, taken by any thread. */
 struct ahead {
-	struct mutex lock;
+	struct mutex lock; /* the rest */
 	struct {
 		uint64_t id;
-		int fd;
+		int fd, flags;
 	} files[N_AHEAD];
 	unsigned n;
 	unsigned n_wanted; /* since the settler looked */
@@ -110,6 +110,7 @@ struct version {
 	int error;
 	int64_t retry_ns; /* FAILED: not before */
 	int64_t backoff_ns;
+	bool logging;  /* its commit may fail yet: nobody works on it */
 	unsigned held; /* somebody works on it: do not free */
 	bool gone;     /* out of the table; freed when held is 0 */
 	bool recorded; /* the durable database has its copy */
@@ -168,8 +169,10 @@ struct inode {
 	uint64_t ino;               /* immutable */
 	unsigned refs;              /* inodes.lock */
 	bool in_watch;              /* watch.lock */
-	bool in_marks;              /* marks.lock */
+	bool in_marks, in_run;      /* marks.lock */
+	bool mark_rdwr;             /* marks.lock: counted in n_rdwr */
 	int64_t marked_ns;          /* marks.lock: monotonic */
+	uint64_t mark_no;           /* written under both locks: the place */
 	struct mutex lock;          /* the rest */
 	LIST_HEAD(, handle) handles;
 	unsigned n_handles, n_writers, n_unflushed;
@@ -246,7 +249,10 @@ struct engine {
 		pthread_cond_t added;
 		TAILQ_HEAD(, inode) list;
 		unsigned n, settling;
-		int error; /* why the first one cannot be settled */
+		unsigned n_rdwr;      /* of both: may be written by a mapping */
+		uint64_t last_no;     /* places given: they go to the tail */
+		uint64_t settling_no; /* the first that is being settled */
+		int error;            /* why the first one cannot be settled */
 		bool stop;
 		bool asleep;              /* the settler: it must be woken */
 		_Atomic unsigned pending; /* n + settling, for the fast path */
@@ -355,6 +361,8 @@ struct version *version_find_locked(struct versions *vs, uint64_t id)
 	MUST_HOLD(vs->lock);
 /* Under the door, before the commit that seals it. v->seq is set. */
 void version_insert(struct engine *e, struct version *v);
+/* One that was inserted as `logging` has its commit. */
+void version_logged(struct engine *e, uint64_t id);
 /* Under the door too, before that: v is sealed after the unrecorded snapshot
  * `base` of the same inode, and size and ctime have not moved since. */
 void version_begin_from(struct engine *e, struct version *v, uint64_t base);
@@ -448,10 +456,12 @@ MUST_CHECK int inode_log_unsealed_locked(struct engine *e, struct inode *in,
 
 /* settle.c */
 void mark_add(struct engine *e, struct inode *in);
+/* Closed, and not sealed yet: leave the backing file and its times alone. */
+bool inode_is_marked(struct engine *e, struct inode *in);
 /* -errno: a seal failed; its mark, and those behind it, wait. */
 int settle(struct engine *e);
-/* For an event that need not wait for marks: bounds their number. */
-int settle_if_many(struct engine *e);
+/* For an event that need not wait for marks, in general. */
+int settle_if_needed(struct engine *e);
 void *settler_main(void *arg);
 
 /* seal.c */
@@ -464,6 +474,7 @@ struct seal {
 	struct stat st;    /* SEAL_VERSION: the content that is sealed */
 	struct version *v; /* until it is in the table */
 	uint64_t id;       /* its id */
+	uint64_t before;   /* the version that its backing file held */
 };
 void seal_begin_locked(struct engine *e, struct inode *in, bool final,
 		       struct seal *s) MUST_HOLD(in->lock);

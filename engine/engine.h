@@ -9,7 +9,8 @@
  *   marks.lock | follow.lock | the reserve's, the publisher's, the fetcher's,
  *   a source's, the tensors', the chunk cache's
  * None of the last two lines is held over I/O. An inode's lock may be held over
- * the probe, over file operations on its backing file and over the door.
+ * the probe, over file operations on its backing file and over the door. Whoever
+ * holds one takes another only by trying (settle.c).
  *
  * Threads: any. Blocking calls say so. Errors are -errno.
  *
@@ -83,7 +84,7 @@ void engine_set_io_note(struct engine *e, const char *note);
 
 /* ---- namespace transactions ------------------------------------------- */
 
-/* Settles the marks, then txn_begin(). Every event goes through here. While a
+/* Settles the marks, then txn_begin(). Events go through here, or below. While a
  * mark cannot be settled only what makes room is let through: the commit of
  * anything else fails with the seal's error. */
 struct txn *engine_txn_begin(struct engine *e);

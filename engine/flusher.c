@@ -34,7 +34,8 @@ static struct version *next_work_locked(struct versions *vs, int64_t now,
 	*wait_ns = -1;
 	TAILQ_FOREACH(v, &vs->queue, in_order)
 	{
-		if (v->state == VERSION_QUEUED && !waits_for_base(v))
+		if (v->state == VERSION_QUEUED && !v->logging &&
+		    !waits_for_base(v))
 			return v;
 		if (v->state != VERSION_FAILED)
 			continue;

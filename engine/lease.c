@@ -198,7 +198,8 @@ bool leases_reclaim(struct engine *e)
 		mutex_lock(&in->lock);
 		if (in->backing && in->backing->where == BACKING_DRAM &&
 		    !in->backing->expected && !fstat(in->ro_fd, &st) &&
-		    (uint64_t)st.st_size == in->lease_size) {
+		    (uint64_t)st.st_size == in->lease_size &&
+		    !inode_is_marked(e, in)) {
 			uint64_t before = in->backing->charged;
 
 			lease_trim_locked(e, in);

@@ -241,6 +241,7 @@ static int fill_seal(struct engine *e, struct seal *s, struct txn *t)
 	if (v->final && unmoved_since(&in->sealed, &s->st))
 		version_begin_from(e, v, before);
 	v->seq = txn_seq(t);
+	v->logging = true;
 	version_insert(e, v);
 	s->v = NULL; /* the table's */
 	return 0;
@@ -262,37 +263,41 @@ static void free_unlogged(struct engine *e, struct version *v)
 	free(v);
 }
 
-static void discard(struct engine *e, struct seal *s)
+static bool has_version(const struct seal *s)
 {
-	if (s->v)
-		free_unlogged(e, s->v);
-	else if (s->what == SEAL_VERSION)
-		version_discard(e, s->id);
-	s->v = NULL;
+	return s->what == SEAL_VERSION;
 }
 
 static void put_seal(struct engine *e, struct seal *s, struct txn *t)
 {
 	size_t n_drops = e->n_drops;
-	int r = s->what == SEAL_VERSION ? fill_seal(e, s, t)
-					: fill_confirmation(e, s, t);
 
-	if (r == 0)
-		r = txn_next(t);
-	else
+	s->err = has_version(s) ? fill_seal(e, s, t)
+				: fill_confirmation(e, s, t);
+	if (s->err)
 		txn_undo(t);
-	if (r < 0) {
+	else
+		s->err = txn_next(t);
+	if (s->err)
 		e->n_drops = n_drops;
-		discard(e, s);
-	}
-	s->err = r;
+}
+
+/* With the door given back: it is in the table, or not even there. */
+static void end_version(struct engine *e, struct seal *s)
+{
+	if (!s->err)
+		version_logged(e, s->id);
+	else if (s->v)
+		free_unlogged(e, s->v);
+	else
+		version_discard(e, s->id);
+	s->v = NULL;
 }
 
 void seals_log(struct engine *e, struct seal *seals, unsigned n)
 {
 	struct txn *t;
 	uint64_t seq;
-	unsigned n_put = 0;
 	int r = 0;
 
 	while (n && seals[n - 1].what == SEAL_NOTHING)
@@ -300,23 +305,21 @@ void seals_log(struct engine *e, struct seal *seals, unsigned n)
 	if (!n)
 		return;
 	t = txn_begin(e->meta);
-	for (; n_put < n && !seal_will_pass(r); n_put++) {
-		struct seal *s = &seals[n_put];
-
-		if (s->what != SEAL_NOTHING && !s->err)
-			put_seal(e, s, t);
-		r = s->err;
-	}
-	for (unsigned i = n_put; i < n; i++) {
-		seals[i].err = r; /* it waits for those before it */
-		discard(e, &seals[i]);
+	for (unsigned i = 0; i < n; i++) {
+		if (seals[i].what != SEAL_NOTHING && seal_will_pass(r))
+			seals[i].err = r; /* it waits for those before it */
+		else if (seals[i].what != SEAL_NOTHING)
+			put_seal(e, &seals[i], t);
+		if (!seal_will_pass(r))
+			r = seals[i].err;
 	}
 	r = commit_and_drop(e, t, &seq);
-	for (unsigned i = 0; r < 0 && i < n_put; i++)
-		if (seals[i].what != SEAL_NOTHING && !seals[i].err) {
+	for (unsigned i = 0; i < n; i++) {
+		if (r < 0 && seals[i].what != SEAL_NOTHING && !seals[i].err)
 			seals[i].err = r;
-			discard(e, &seals[i]);
-		}
+		if (has_version(&seals[i]))
+			end_version(e, &seals[i]);
+	}
 }
 
 /* A small snapshot is captured now: its file goes on changing. */
@@ -352,6 +355,7 @@ static int make_version_locked(struct engine *e, struct seal *s)
 	/* Also of what was captured: the file is all that outlives us. */
 	backing_get(e, in->backing);
 	v->backing = in->backing;
+	s->before = in->backing->version;
 	backing_set_version(e, in->backing, v->id);
 	s->v = v;
 	s->id = v->id;
@@ -396,12 +400,13 @@ int seal_finish_locked(struct engine *e, const struct seal *s)
 {
 	struct inode *in = s->in;
 
-	if (s->what == SEAL_VERSION && s->err) {
-		backing_set_version(e, in->backing, 0);
-		lease_drop_nvme_locked(e, in);
-	} else if (s->what == SEAL_VERSION) {
+	if (has_version(s) && !s->err)
 		sealed_locked(e, s);
-	}
+	else if (has_version(s))
+		backing_set_version(e, in->backing, s->before);
+	/* What will be tried again keeps the room that close promised. */
+	if (has_version(s) && s->err && !seal_will_pass(s->err))
+		lease_drop_nvme_locked(e, in);
 	if (s->err && s->err != -ENOENT) /* unlinked while we looked */
 		return s->err;
 	if (!s->final)

@@ -3,7 +3,8 @@
  * Marks, and the thread that settles them (DESIGN.md section 4.5).
  *
  * close(2) waits for FLUSH and for nothing else. So FLUSH marks an inode, and
- * before an event is logged the marks set before it are settled:
+ * before an event that a power cut may show is logged, the marks set before it
+ * are settled:
  *
  *   no writer left                → final seal
  *   writer left, content changed  → the mark is dropped: still being written
@@ -12,18 +13,20 @@
  * When no event comes, after 1, 10, 100 ms. Marks are settled many at a time,
  * by one commit: for small files it costs more than all the rest.
  *
- * A new regular file does not wait for marks: until its first seal, which
- * comes after theirs, no power cut shows its name (metadata/recover.c), and no
- * remote.
+ * The creation of a regular file is not such an event: until its first seal,
+ * which comes after theirs, no power cut shows its name (metadata/recover.c),
+ * and no remote.
  *
- * Invariant: a mark leaves the list only when its seal has its number:
- * settle() also waits for those that another thread is settling. One thread at
- * a time, in the order of the closes: that is the order of the seals. Where a
- * seal fails (no room, no memory) its mark stays and all behind it wait; no
- * event is logged meanwhile but those that make room, or an fsync would
- * promise, and `latest` name, what is not in the log.
+ * Invariants
+ *  1. Seals are logged in the order of the closes, by one thread at a time. Of
+ *     several closes of one content the first counts, of several contents the
+ *     close of the last.
+ *  2. A mark leaves the list only when its seal has its number: settle() also
+ *     waits for those that another thread is settling. Where a seal fails (no
+ *     room, no memory) its mark stays and all behind it wait; no event is
+ *     logged meanwhile but those that make room, or an fsync would promise,
+ *     and `latest` name, what is not in the log.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/core.h"
@@ -36,35 +39,71 @@
 #define AGAIN (100 * MS) /* after a seal that failed */
 #define N_RUN 32         /* seals in one commit */
 #define N_MAPPED 64      /* looked at in one turn */
-#define N_MARKS_MANY 256 /* whoever makes more files helps */
+#define N_MARKS_MOST 256 /* whoever makes more files helps */
 
+/* A mark's place in the list: its number is given here. */
+static void place_mark(struct engine *e, struct inode *in, bool changed)
+	MUST_HOLD(in->lock) MUST_HOLD(e->marks.lock);
+static void place_mark(struct engine *e, struct inode *in, bool changed)
+{
+	if (changed || !(in->in_marks || in->in_run)) {
+		in->mark_no = ++e->marks.last_no;
+		in->marked_ns = now_mono_ns();
+	}
+	if (in->in_marks && !changed)
+		return;
+	if (in->in_marks) {
+		TAILQ_REMOVE(&e->marks.list, in, marked);
+	} else {
+		e->marks.n++;
+		e->marks.pending++;
+	}
+	TAILQ_INSERT_TAIL(&e->marks.list, in, marked);
+	in->in_marks = true;
+	if (in->rdwr && !in->mark_rdwr)
+		e->marks.n_rdwr++;
+	in->mark_rdwr |= in->rdwr;
+	if (e->marks.asleep)
+		pthread_cond_signal(&e->marks.added);
+}
+
+/*
+ * One that is marked already keeps its place, unless it was written since: a
+ * child that drops what it inherited must not put a shard behind the pointer
+ * to it, nor what is closed at last stay ahead of what was closed before.
+ */
 void mark_add(struct engine *e, struct inode *in)
 {
 	struct look now = { 0 };
-	bool added = false;
-
-	mutex_lock(&in->lock);
-	if (in->ro_fd < 0 || look_at(in, &now))
-		now.valid = false;
-	in->mark = now;
-	mutex_unlock(&in->lock);
+	bool listed;
 
 	mutex_lock(&e->inodes.lock);
 	in->refs++;
 	mutex_unlock(&e->inodes.lock);
+
+	mutex_lock(&in->lock);
+	if (in->ro_fd < 0 || look_at(in, &now))
+		now.valid = false;
 	mutex_lock(&e->marks.lock);
-	in->marked_ns = now_mono_ns();
-	if (!in->in_marks) {
-		TAILQ_INSERT_TAIL(&e->marks.list, in, marked);
-		in->in_marks = added = true;
-		e->marks.n++;
-		e->marks.pending++;
-		if (e->marks.asleep)
-			pthread_cond_signal(&e->marks.added);
-	}
+	listed = in->in_marks;
+	if (in->written)
+		place_mark(e, in, !look_same(&in->mark, &now));
+	listed |= !in->in_marks;
 	mutex_unlock(&e->marks.lock);
-	if (!added)
+	in->mark = now;
+	mutex_unlock(&in->lock);
+	if (listed) /* the mark has one already, or there is none */
 		inode_put(e, in);
+}
+
+bool inode_is_marked(struct engine *e, struct inode *in)
+{
+	bool marked;
+
+	mutex_lock(&e->marks.lock);
+	marked = in->in_marks || in->in_run;
+	mutex_unlock(&e->marks.lock);
+	return marked;
 }
 
 /* ---- a run of marks --------------------------------------------------- */
@@ -72,7 +111,8 @@ void mark_add(struct engine *e, struct inode *in)
 /* From the head of the list, in its order. */
 struct run {
 	struct inode *in[N_RUN]; /* the marks' references */
-	bool force[N_RUN];       /* seal also what has a writer */
+	uint64_t no[N_RUN];
+	bool force[N_RUN]; /* seal also what has a writer */
 	struct seal seals[N_RUN];
 	unsigned n;
 };
@@ -87,23 +127,27 @@ static void take_run(struct engine *e, int64_t force_until, struct run *run)
 	while (run->n < N_RUN && (in = TAILQ_FIRST(&e->marks.list))) {
 		TAILQ_REMOVE(&e->marks.list, in, marked);
 		in->in_marks = false;
+		in->in_run = true;
+		run->no[run->n] = in->mark_no;
 		run->force[run->n] = in->marked_ns <= force_until;
 		run->in[run->n++] = in;
 	}
 	e->marks.n -= run->n;
 	e->marks.settling = run->n;
+	e->marks.settling_no = run->no[0];
 }
 
 /* false: leave the mark for later. */
-static bool begin_locked(struct engine *e, struct inode *in, bool force,
-			 struct seal *s) MUST_HOLD(in->lock);
-static bool begin_locked(struct engine *e, struct inode *in, bool force,
-			 struct seal *s)
+static bool begin_locked(struct engine *e, struct inode *in, uint64_t no,
+			 bool force, struct seal *s) MUST_HOLD(in->lock);
+static bool begin_locked(struct engine *e, struct inode *in, uint64_t no,
+			 bool force, struct seal *s)
 {
 	struct look now = { 0 };
 
 	*s = (struct seal){ .in = in };
-	if (!in->written || in->ro_fd < 0)
+	/* Written and closed again since: it has a later place. */
+	if (!in->written || in->ro_fd < 0 || in->mark_no != no)
 		return true;
 	if (!writer_left_locked(e, in)) {
 		seal_begin_locked(e, in, true, s);
@@ -116,11 +160,15 @@ static bool begin_locked(struct engine *e, struct inode *in, bool force,
 	return force;
 }
 
-/*
- * Locks those that can be dealt with now. Only the first is waited for, and
- * what may have been mapped is dealt with alone: its chunks may have to be
- * summed.
- */
+/* Its chunks may have to be summed, or its lease be cut. */
+static bool takes_long_locked(const struct inode *in) MUST_HOLD(in->lock);
+static bool takes_long_locked(const struct inode *in)
+{
+	return in->rdwr || !in->mark.valid || in->mark.size >= LEASE_FROM;
+}
+
+/* Locks those that can be dealt with now. Only the first is waited for, and
+ * what takes long is dealt with alone. */
 TSA(no_thread_safety_analysis)
 static unsigned lock_run(struct engine *e, struct run *run)
 {
@@ -134,9 +182,10 @@ static unsigned lock_run(struct engine *e, struct run *run)
 			mutex_lock(&in->lock);
 		else if (!mutex_trylock(&in->lock))
 			break;
-		alone = in->rdwr;
+		alone = takes_long_locked(in);
 		if ((n && alone) ||
-		    !begin_locked(e, in, run->force[n], &run->seals[n])) {
+		    !begin_locked(e, in, run->no[n], run->force[n],
+				  &run->seals[n])) {
 			mutex_unlock(&in->lock);
 			break;
 		}
@@ -170,26 +219,40 @@ static unsigned finish_run(struct engine *e, struct run *run, unsigned n,
 	return done;
 }
 
-/*
- * To the head of the list, in their order, which is that of the closes; also
- * what was marked anew meanwhile, and has a reference too many.
- */
+/* One that is not done with goes to the head, unless it has a later place.
+ * true: the run's reference is the mark's. */
+static bool put_back_one(struct engine *e, struct inode *in, uint64_t no)
+	MUST_HOLD(e->marks.lock);
+static bool put_back_one(struct engine *e, struct inode *in, uint64_t no)
+{
+	bool listed = in->in_marks;
+
+	if (in->mark_no != no)
+		return false;
+	if (listed)
+		TAILQ_REMOVE(&e->marks.list, in, marked);
+	else
+		e->marks.n++;
+	TAILQ_INSERT_HEAD(&e->marks.list, in, marked);
+	in->in_marks = true;
+	return !listed;
+}
+
+/* What is left in the run has a reference to give back. */
 static void put_back(struct engine *e, struct run *run, unsigned done)
 	MUST_HOLD(e->marks.lock);
 static void put_back(struct engine *e, struct run *run, unsigned done)
 {
-	for (unsigned i = run->n; i-- > done;) {
+	for (unsigned i = run->n; i-- > 0;) {
 		struct inode *in = run->in[i];
 
-		if (in->in_marks) {
-			TAILQ_REMOVE(&e->marks.list, in, marked);
-			e->marks.n--;
-		} else {
-			run->in[i] = NULL; /* its reference is the mark's */
+		in->in_run = false;
+		if (i >= done && put_back_one(e, in, run->no[i]))
+			run->in[i] = NULL;
+		if (!in->in_marks && in->mark_rdwr) {
+			in->mark_rdwr = false;
+			e->marks.n_rdwr--;
 		}
-		TAILQ_INSERT_HEAD(&e->marks.list, in, marked);
-		in->in_marks = true;
-		e->marks.n++;
 	}
 	e->marks.settling = 0;
 	e->marks.pending = e->marks.n;
@@ -231,14 +294,26 @@ static unsigned settle_run(struct engine *e, int64_t force_until, int *err)
 
 /* ---- settling --------------------------------------------------------- */
 
+/* Is one left of those that had their places by then? */
+static bool any_until(struct engine *e, uint64_t no) MUST_HOLD(e->marks.lock);
+static bool any_until(struct engine *e, uint64_t no)
+{
+	const struct inode *first = TAILQ_FIRST(&e->marks.list);
+
+	return (e->marks.settling && e->marks.settling_no <= no) ||
+	       (first && first->mark_no <= no);
+}
+
 int settle(struct engine *e)
 {
+	uint64_t no;
 	int err = 0;
 
 	if (!e->marks.pending)
 		return 0;
 	mutex_lock(&e->marks.lock);
-	while (!err && (e->marks.n || e->marks.settling)) {
+	no = e->marks.last_no;
+	while (!err && any_until(e, no)) {
 		/* Taken by another thread: wait until they have their
 		 * numbers (or are back in the list). */
 		if (e->marks.settling)
@@ -250,16 +325,27 @@ int settle(struct engine *e)
 	return err;
 }
 
-int settle_if_many(struct engine *e)
+/* Each mark may stand for a charge of a new file (open.c). */
+static unsigned most_marks(const struct engine *e)
 {
-	bool wanted;
+	uint64_t n = e->config.dram >> 20;
+
+	return n < N_MARKS_MOST ? (unsigned)n : N_MARKS_MOST;
+}
+
+int settle_if_needed(struct engine *e)
+{
+	bool needed;
 
 	if (!e->marks.pending)
 		return 0;
 	mutex_lock(&e->marks.lock);
-	wanted = e->marks.error || e->marks.n >= N_MARKS_MANY;
+	/* A store through a mapping does not show: what is created after it
+	 * must not be sealed after it. */
+	needed = e->marks.error || e->marks.n_rdwr ||
+		 e->marks.n >= most_marks(e);
 	mutex_unlock(&e->marks.lock);
-	return wanted ? settle(e) : 0;
+	return needed ? settle(e) : 0;
 }
 
 /* The next look at a mark of this age: 1, 10, 100 ms after it was set. */
@@ -276,20 +362,22 @@ static int64_t next_look(int64_t age)
  * later waits, too. The time until the next look, or -1; any: there were marks. */
 static int64_t settle_due(struct engine *e, bool *any)
 {
-	int64_t now = now_mono_ns(), age = 0;
+	int64_t age = 0;
 	unsigned done = 1;
-	struct inode *in;
+	uint64_t no;
 	int err = 0;
 
 	mutex_lock(&e->marks.lock);
 	*any = e->marks.pending > 0;
-	while (done) {
-		while (e->marks.settling)
+	no = e->marks.last_no;
+	while (done && any_until(e, no)) {
+		int64_t now = now_mono_ns();
+
+		if (e->marks.settling) {
 			pthread_cond_wait(&e->marks.settled, &e->marks.lock.m);
-		in = TAILQ_FIRST(&e->marks.list);
-		if (!in)
-			break;
-		age = now - in->marked_ns;
+			continue;
+		}
+		age = now - TAILQ_FIRST(&e->marks.list)->marked_ns;
 		done = settle_run(e, now - SETTLE_BY, &err);
 	}
 	mutex_unlock(&e->marks.lock);
@@ -342,7 +430,7 @@ static bool wait_to_settle(struct engine *e, int64_t wait, bool sleep)
 	bool stop;
 
 	mutex_lock(&e->marks.lock);
-	if (sleep && e->marks.n)
+	if (sleep && e->marks.pending)
 		wait = MS;
 	else
 		e->marks.asleep = sleep;

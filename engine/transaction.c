@@ -20,7 +20,7 @@ struct txn *engine_txn_begin(struct engine *e)
 
 struct txn *engine_txn_begin_create(struct engine *e)
 {
-	int r = settle_if_many(e);
+	int r = settle_if_needed(e);
 	struct txn *t = txn_begin(e->meta);
 
 	txn_refuse(t, r);

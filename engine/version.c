@@ -49,7 +49,7 @@ struct version *version_new(uint64_t id, uint64_t ino, uint64_t size)
 /* Out of the table; what it held goes with it. */
 static void version_free(struct engine *e, struct version *v)
 {
-	if (!v->recorded && v->size > META_SMALL_MAX) {
+	if (!v->recorded && !v->logging && v->size > META_SMALL_MAX) {
 		if (!v->gave_file)
 			stream_drop(e, v->id);
 		if (v->took_file)
@@ -125,7 +125,21 @@ void version_insert(struct engine *e, struct version *v)
 	vs->n_since++;
 	if (v->size <= META_SMALL_MAX)
 		vs->smalls_len += v->size;
-	if (v->state == VERSION_QUEUED)
+	if (v->state == VERSION_QUEUED && !v->logging)
+		pthread_cond_signal(&vs->work);
+	mutex_unlock(&vs->lock);
+}
+
+void version_logged(struct engine *e, uint64_t id)
+{
+	struct versions *vs = &e->versions;
+	struct version *v;
+
+	mutex_lock(&vs->lock);
+	v = version_find_locked(vs, id);
+	if (v)
+		v->logging = false;
+	if (v && v->state == VERSION_QUEUED)
 		pthread_cond_signal(&vs->work);
 	mutex_unlock(&vs->lock);
 }

@@ -92,3 +92,32 @@ def test_one_of_many_seals_fails(mode, nth):
             assert calls.read(m.path / name) == calls.noise(5000, name)
     finally:
         m.close()
+
+
+@pytest.mark.parametrize("nth", range(9, 16))
+def test_a_commit_of_seals_fails(mode, nth):
+    """None of them is flushed before its commit has passed: what is tried
+    again has the same file on NVMe."""
+    sweep.need_faults()
+    m = sweep.Faulty(mode, faulty="write:delay=20ms", dram="512M")
+    data = {f"f{n}": calls.noise(4_000_000 if n % 2 else 100_000, n)
+            for n in range(8)}
+    try:
+        assert m.begin(f"txn.commit:{nth}")
+        fds = {name: os.open(m.path / name, os.O_WRONLY | os.O_CREAT)
+               for name in data}
+        for name, fd in fds.items():
+            calls.write_all(fd, data[name])
+        for fd in fds.values():
+            os.close(fd)
+        for n in range(5):
+            calls.errno_of(os.mkdir, m.path / f"d{n}")
+        with calls.opened(m.path, os.O_RDONLY) as fd:
+            mounted.until(lambda: not calls.errno_of(os.fsync, fd), 30)
+        assert m.fired()
+        m.wait("nvme")
+        m.lose_dram()
+        for name, expected in data.items():
+            assert calls.read(m.path / name) == expected
+    finally:
+        m.close()
