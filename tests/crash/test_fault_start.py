@@ -60,7 +60,11 @@ def again(m, check):
     except (OSError, AssertionError) as e:
         if not m.fired():
             raise
-        time.sleep(0.05 if m.alive() else 0)
+        # The mount of one that dies is gone a moment before its process.
+        until = time.monotonic() + (2 if isinstance(e, AssertionError) else
+                                    0.05)
+        while m.alive() and time.monotonic() < until:
+            time.sleep(0.01)
         if m.alive() and isinstance(e, AssertionError):
             raise
     if not m.alive():
