@@ -481,8 +481,8 @@ void seal_begin_locked(struct engine *e, struct inode *in, bool final,
 /* One commit for all, in this order; each has its own err. From the first one
  * on of which the same may work later, none is sealed. */
 void seals_log(struct engine *e, struct seal *seals, unsigned n);
-MUST_CHECK int seal_finish_locked(struct engine *e, const struct seal *s)
-	MUST_HOLD(s->in->lock);
+MUST_CHECK int seal_finish_locked(struct engine *e, struct inode *in,
+				  const struct seal *s) MUST_HOLD(in->lock);
 /* May the same seal work later? */
 bool seal_will_pass(int err);
 /* Nobody can write the file any more: its last seal. */

@@ -331,11 +331,11 @@ static int capture_small(struct inode *in, struct version *v)
 	return content_load(in->ro_fd, v->small, v->size);
 }
 
-static int make_version_locked(struct engine *e, struct seal *s)
-	MUST_HOLD(s->in->lock);
-static int make_version_locked(struct engine *e, struct seal *s)
+static int make_version_locked(struct engine *e, struct inode *in,
+			       struct seal *s) MUST_HOLD(in->lock);
+static int make_version_locked(struct engine *e, struct inode *in,
+			       struct seal *s)
 {
-	struct inode *in = s->in;
 	struct version *v;
 	int r;
 
@@ -375,16 +375,16 @@ void seal_begin_locked(struct engine *e, struct inode *in, bool final,
 	if (s->err || in->orphan) /* no name any more: nothing to keep */
 		return;
 	if (changed_since_seal(e, in, &now))
-		s->err = make_version_locked(e, s);
+		s->err = make_version_locked(e, in, s);
 	else if (final)
 		s->what = SEAL_CONFIRM;
 }
 
-static void sealed_locked(struct engine *e, const struct seal *s)
-	MUST_HOLD(s->in->lock);
-static void sealed_locked(struct engine *e, const struct seal *s)
+static void sealed_locked(struct engine *e, struct inode *in,
+			  const struct seal *s) MUST_HOLD(in->lock);
+static void sealed_locked(struct engine *e, struct inode *in,
+			  const struct seal *s)
 {
-	struct inode *in = s->in;
 	struct look now = { true, (uint64_t)s->st.st_size, s->st.st_ctim };
 
 	if (s->st.st_size <= META_SMALL_MAX)
@@ -396,12 +396,10 @@ static void sealed_locked(struct engine *e, const struct seal *s)
 	in->snapshot_ns = now_mono_ns();
 }
 
-int seal_finish_locked(struct engine *e, const struct seal *s)
+int seal_finish_locked(struct engine *e, struct inode *in, const struct seal *s)
 {
-	struct inode *in = s->in;
-
 	if (has_version(s) && !s->err)
-		sealed_locked(e, s);
+		sealed_locked(e, in, s);
 	else if (has_version(s))
 		backing_set_version(e, in->backing, s->before);
 	/* What will be tried again keeps the room that close promised. */
@@ -429,7 +427,7 @@ static int seal_now_locked(struct engine *e, struct inode *in, bool final)
 
 	seal_begin_locked(e, in, final, &s);
 	seals_log(e, &s, 1);
-	return seal_finish_locked(e, &s);
+	return seal_finish_locked(e, in, &s);
 }
 
 int seal_final_locked(struct engine *e, struct inode *in)

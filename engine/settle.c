@@ -204,7 +204,7 @@ static unsigned finish_run(struct engine *e, struct run *run, unsigned n,
 	*err = 0;
 	for (unsigned i = 0; i < n; i++) {
 		struct inode *in = run->in[i];
-		int r = seal_finish_locked(e, &run->seals[i]);
+		int r = seal_finish_locked(e, in, &run->seals[i]);
 
 		if (i < done && seal_will_pass(r)) {
 			done = i;
