@@ -170,7 +170,7 @@ struct inode {
 	unsigned refs;              /* inodes.lock */
 	bool in_watch;              /* watch.lock */
 	bool in_marks, in_run;      /* marks.lock */
-	bool mark_rdwr;             /* marks.lock: counted in n_rdwr */
+	bool mark_eager;            /* marks.lock: counted in n_eager */
 	int64_t marked_ns;          /* marks.lock: monotonic */
 	uint64_t mark_no;           /* written under both locks: the place */
 	struct mutex lock;          /* the rest */
@@ -249,7 +249,7 @@ struct engine {
 		pthread_cond_t added;
 		TAILQ_HEAD(, inode) list;
 		unsigned n, settling;
-		unsigned n_rdwr;      /* of both: may be written by a mapping */
+		unsigned n_eager;     /* of both: somebody may write on */
 		uint64_t last_no;     /* places given: they go to the tail */
 		uint64_t settling_no; /* the first that is being settled */
 		int error;            /* why the first one cannot be settled */

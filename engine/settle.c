@@ -15,7 +15,7 @@
  *
  * The creation of a regular file is not such an event: until its first seal,
  * which comes after theirs, no power cut shows its name (metadata/recover.c),
- * and no remote.
+ * and no remote. But what somebody may write on is settled before it.
  *
  * Invariants
  *  1. Seals are logged in the order of the closes, by one thread at a time. Of
@@ -41,6 +41,18 @@
 #define N_MAPPED 64      /* looked at in one turn */
 #define N_MARKS_MOST 256 /* whoever makes more files helps */
 
+/* Eager: whoever makes a file settles this mark first. */
+static void set_eager(struct engine *e, struct inode *in, bool eager)
+	MUST_HOLD(e->marks.lock);
+static void set_eager(struct engine *e, struct inode *in, bool eager)
+{
+	if (eager && !in->mark_eager)
+		e->marks.n_eager++;
+	else if (!eager && in->mark_eager)
+		e->marks.n_eager--;
+	in->mark_eager = eager;
+}
+
 /* A mark's place in the list: its number is given here. */
 static void place_mark(struct engine *e, struct inode *in, bool changed)
 	MUST_HOLD(in->lock) MUST_HOLD(e->marks.lock);
@@ -50,6 +62,10 @@ static void place_mark(struct engine *e, struct inode *in, bool changed)
 		in->mark_no = ++e->marks.last_no;
 		in->marked_ns = now_mono_ns();
 	}
+	/* Somebody may write on (a descriptor that is left has not been
+	 * released; a store through a mapping does not even show): what was
+	 * closed is a version before more files come. */
+	set_eager(e, in, in->n_writers > 0 || in->rdwr);
 	if (in->in_marks && !changed)
 		return;
 	if (in->in_marks) {
@@ -60,9 +76,6 @@ static void place_mark(struct engine *e, struct inode *in, bool changed)
 	}
 	TAILQ_INSERT_TAIL(&e->marks.list, in, marked);
 	in->in_marks = true;
-	if (in->rdwr && !in->mark_rdwr)
-		e->marks.n_rdwr++;
-	in->mark_rdwr |= in->rdwr;
 	if (e->marks.asleep)
 		pthread_cond_signal(&e->marks.added);
 }
@@ -249,10 +262,8 @@ static void put_back(struct engine *e, struct run *run, unsigned done)
 		in->in_run = false;
 		if (i >= done && put_back_one(e, in, run->no[i]))
 			run->in[i] = NULL;
-		if (!in->in_marks && in->mark_rdwr) {
-			in->mark_rdwr = false;
-			e->marks.n_rdwr--;
-		}
+		if (!in->in_marks)
+			set_eager(e, in, false);
 	}
 	e->marks.settling = 0;
 	e->marks.pending = e->marks.n;
@@ -340,9 +351,7 @@ int settle_if_needed(struct engine *e)
 	if (!e->marks.pending)
 		return 0;
 	mutex_lock(&e->marks.lock);
-	/* A store through a mapping does not show: what is created after it
-	 * must not be sealed after it. */
-	needed = e->marks.error || e->marks.n_rdwr ||
+	needed = e->marks.error || e->marks.n_eager ||
 		 e->marks.n >= most_marks(e);
 	mutex_unlock(&e->marks.lock);
 	return needed ? settle(e) : 0;

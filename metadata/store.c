@@ -311,9 +311,8 @@ static int write_locked(struct store *s, rocksdb_writebatch_t *b,
  * them share a batch.
  */
 static int write_once(struct store *s, const struct slice *runs, size_t n,
-		      bool sync, uint64_t *generation)
+		      bool sync, size_t len, uint64_t *generation)
 {
-	size_t len = 0;
 	int err;
 
 	mutex_lock(&s->write_lock);
@@ -321,8 +320,6 @@ static int write_once(struct store *s, const struct slice *runs, size_t n,
 	*generation = s->generation;
 	if (!err) {
 		err = write_locked(s, s->batch, runs, n, sync);
-		for (size_t i = 0; i < n; i++)
-			len += runs[i].len;
 		if (len > s->batch_room)
 			s->batch_room = len;
 		store_leave(s);
@@ -374,11 +371,11 @@ static int write_checked(struct store *s, const struct slice *runs, size_t n,
 
 	if (err)
 		return err;
-	err = write_once(s, runs, n, sync, &generation);
+	err = write_once(s, runs, n, sync, len, &generation);
 	if (err == -ENOSPC || err == -EIO) {
 		err = store_reopen(s, generation);
 		if (!err)
-			err = write_once(s, runs, n, sync, &generation);
+			err = write_once(s, runs, n, sync, len, &generation);
 	}
 	return err;
 }

@@ -535,6 +535,26 @@ def test_pointer_written_through_a_mapping(fresh):
         assert seq(m.path / f"shard{n}") < seq(m.path / f"latest{n}")
 
 
+@pytest.mark.parametrize("how", ["open", "dup"])
+def test_written_on_by_another_descriptor(fresh, how):
+    """Closed by one of two that write it, then a pointer to it is made, then
+    the other writes on: with the pointer there is what was closed before."""
+    m = fresh()
+    one = os.open(m.path / "shard", os.O_WRONLY | os.O_CREAT)
+    other = os.dup(one) if how == "dup" else \
+        os.open(m.path / "shard", os.O_WRONLY)
+    write_all(one, noise(5000))
+    os.close(one)
+    write(m.path / "latest", b"shard")
+    os.pwrite(other, noise(100), 5000)
+    with opened(m.path, os.O_RDONLY) as fd:
+        os.fsync(fd)
+    m.lose_dram()
+    close_dead(other)
+    assert read(m.path / "latest") == b"shard"
+    assert read(m.path / "shard")[:5000] == noise(5000)
+
+
 def test_new_file_still_open(fresh):
     """Its name stands in the log before the seals of what was closed earlier,
     and is not there after a cut until it has its own."""
