@@ -84,13 +84,13 @@ int state_number(struct store *s, const struct snapshot *snap, const char *key,
 	return store_get(s, snap, CF_STATE, text(key), decode_number, out);
 }
 
-uint64_t state_nvme_held(struct store *s)
+uint64_t state_nvme_held(struct store *s, const struct snapshot *snap)
 {
 	uint64_t n = 0;
+	int err = store_get_held(s, snap, CF_STATE, text(STATE_NVME),
+				 decode_number, &n);
 
-	return store_get_held(s, CF_STATE, text(STATE_NVME), decode_number, &n)
-		       ? 0
-		       : n;
+	return err ? 0 : n;
 }
 
 void state_put_number(struct bytes *ops, const char *key, uint64_t n)

@@ -36,7 +36,7 @@ MUST_CHECK int state_number(struct store *s, const struct snapshot *snap,
 			    const char *key, uint64_t *out);
 void state_put_number(struct bytes *ops, const char *key, uint64_t n);
 /* D, with the store's lock held; 0: not readable. */
-uint64_t state_nvme_held(struct store *s);
+uint64_t state_nvme_held(struct store *s, const struct snapshot *snap);
 
 /* A fresh UUID and this boot; epoch 0. -EIO: no randomness, no /proc. */
 MUST_CHECK int identity_new(struct identity *out);

@@ -87,10 +87,10 @@ int store_get(struct store *s, const struct snapshot *snap, enum cf cf,
 	return err;
 }
 
-int store_get_held(struct store *s, enum cf cf, struct slice key, value_fn *fn,
-		   void *arg)
+int store_get_held(struct store *s, const struct snapshot *snap, enum cf cf,
+		   struct slice key, value_fn *fn, void *arg)
 {
-	return get_locked(s, NULL, cf, key, fn, arg);
+	return get_locked(s, snap, cf, key, fn, arg);
 }
 
 int store_has(struct store *s, const struct snapshot *snap, enum cf cf,
@@ -428,6 +428,12 @@ int snapshot_take(struct store *s, struct snapshot *snap)
 	if (err)
 		return err;
 	*snap = (struct snapshot){ .rocks = rocksdb_create_snapshot(s->db) };
+	snap->seq = s->state_seq ? s->state_seq(s, snap) : 0;
+	if (s->state_seq && !snap->seq) {
+		rocksdb_release_snapshot(s->db, snap->rocks);
+		store_leave(s);
+		return -EIO;
+	}
 	mutex_lock(&s->list_lock);
 	snap->next = s->snapshots;
 	snap->prev = &s->snapshots;

@@ -59,9 +59,9 @@ struct store {
 
 	struct mutex list_lock;
 	struct snapshot *snapshots; /* guarded by list_lock */
-	/* Called after a reopen, lock held: which state does the database
-	 * show now? Immutable; may be NULL. */
-	uint64_t (*state_seq)(struct store *s);
+	/* Called with the lock held: which state does the snapshot show?
+	 * NULL: the database. 0: unknown. Immutable; may be NULL. */
+	uint64_t (*state_seq)(struct store *s, const struct snapshot *snap);
 
 	struct mutex reserve_lock;
 	uint64_t reserve_len;      /* immutable */
@@ -131,8 +131,8 @@ static inline struct slice bytes_slice(const struct bytes *b)
  */
 void store_reclaim(struct store *s, enum cf cf, struct slice to);
 
-/* seq: the state it shows, as read by the caller from the snapshot itself
- * (so set it after). */
+/* With its seq, which a reopening compares: both are taken under one hold of
+ * the lock. -EIO: the state can't be read. */
 MUST_CHECK int snapshot_take(struct store *s, struct snapshot *snap);
 void snapshot_release(struct store *s, struct snapshot *snap);
 
@@ -140,9 +140,10 @@ void snapshot_release(struct store *s, struct snapshot *snap);
 uint64_t store_memory(struct store *s);
 uint64_t store_estimate_keys(struct store *s, enum cf cf);
 
-/* store_get() of the newest state by who holds the lock (state_seq). */
-MUST_CHECK int store_get_held(struct store *s, enum cf cf, struct slice key,
-			      value_fn *fn, void *arg);
+/* store_get() by who holds the lock (state_seq). */
+MUST_CHECK int store_get_held(struct store *s, const struct snapshot *snap,
+			      enum cf cf, struct slice key, value_fn *fn,
+			      void *arg);
 
 /* ---- between store*.c only ---- */
 

@@ -362,7 +362,7 @@ void store_close(struct store *s)
  */
 static void retake_snapshots(struct store *s)
 {
-	uint64_t seq = s->db && s->state_seq ? s->state_seq(s) : 0;
+	uint64_t seq = s->db && s->state_seq ? s->state_seq(s, NULL) : 0;
 
 	mutex_lock(&s->list_lock);
 	for (struct snapshot *n = s->snapshots; n; n = n->next)

@@ -29,11 +29,6 @@ int meta_durable_view(struct meta *m, struct view **out)
 		free(v);
 		return err;
 	}
-	err = state_number(v->store, v->snap, STATE_NVME, &v->own.seq);
-	if (err) {
-		view_free(v);
-		return err;
-	}
 	*out = v;
 	return 0;
 }

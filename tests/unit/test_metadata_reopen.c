@@ -78,6 +78,19 @@ static void *reader(void *arg)
 	return NULL;
 }
 
+/* Takes nothing but views: a reopening meets them half taken. */
+static void *viewer(void *arg)
+{
+	(void)arg;
+	while (!stop) {
+		struct view *v;
+
+		CHECK_EQ(meta_durable_view(w.m, &v), 0);
+		view_free(v);
+	}
+	return NULL;
+}
+
 static void *writer(void *arg)
 {
 	char name[32];
@@ -92,21 +105,21 @@ static void *writer(void *arg)
 
 int main(void)
 {
-	void *(*const fns[])(void *) = { follower, reader, writer };
-	pthread_t threads[3];
+	void *(*const fns[])(void *) = { follower, reader, viewer, writer };
+	pthread_t threads[4];
 	char *all, *got;
 	uint64_t n;
 
 	world_init(&w);
 	views();
-	for (int i = 0; i < 3; i++)
+	for (int i = 0; i < 4; i++)
 		CHECK(!pthread_create(&threads[i], NULL, fns[i], NULL));
-	for (int i = 0; i < 4; i++) {
+	for (int i = 0; i < 8; i++) {
 		reopen(&w.m->durable);
 		reopen(&w.m->accepted);
 	}
 	stop = true;
-	for (int i = 0; i < 3; i++)
+	for (int i = 0; i < 4; i++)
 		CHECK(!pthread_join(threads[i], NULL));
 	advance_all(w.m);
 	CHECK_EQ(meta_fsck(w.m, NULL, NULL, &n), 0);
