@@ -158,7 +158,7 @@ int main(void)
 	const char *at[2] = { dir, shm };
 
 	CHECK(mkdtemp(shm));
-	atexit(shm_remove);
+	check_at_end(shm_remove);
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
 		for (unsigned k = 0; k < 16; k++)
 			one(at[k & 1], at[k >> 1 & 1], sizes[i], k >> 2 & 1,

@@ -366,7 +366,7 @@ int main(void)
 
 	nvme_dir = check_tmpdir();
 	CHECK(mkdtemp(shm_dir));
-	atexit(cleanup);
+	check_at_end(cleanup);
 	CHECK_EQ(tier_nvme_open(nvme_dir, 0, &t), 0);
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
 		one(t, sizes[i], NULL);

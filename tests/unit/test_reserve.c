@@ -390,7 +390,7 @@ int main(void)
 		SKIP("mounting a tmpfs needs root");
 	test_pid = getpid();
 	snprintf(name, sizeof(name), "unit-%d", (int)test_pid);
-	atexit(cleanup);
+	check_at_end(cleanup);
 	place_open(test_pid, LIMIT);
 	if (!place.own_tmpfs)
 		SKIP("no tmpfs can be mounted: %s", place.why);

@@ -286,7 +286,7 @@ static void real_tiers(const char *parent)
 	real_tier(t);
 	limit_counts(dir);
 	CHECK(mkdtemp(shm));
-	atexit(shm_remove);
+	check_at_end(shm_remove);
 	CHECK_EQ(tier_dram_open(shm, 1 << 30, &t), 0);
 	real_tier(t);
 	CHECK_EQ(tier_nvme_open(shm, 0, &t), 0); /* O_DIRECT or not: works */
