@@ -523,9 +523,14 @@ void lease_trim_locked(struct engine *e, struct inode *in) MUST_HOLD(in->lock);
 void *follower_main(void *arg);
 void follow_kick(struct engine *e, bool hurry);
 void follow_dead(struct engine *e, uint64_t version, uint64_t seq);
-void follow_fail_waiters(struct engine *e, int err);
 /* Why D stands still, 0 if it does not. */
 MUST_CHECK int follow_error(struct engine *e);
+
+/* waiters.c */
+/* Tells those who wait for what has been reached. */
+void follow_tell_reached(struct engine *e);
+/* D stands still: the others too, but who may still hope. -ESHUTDOWN: all. */
+void follow_fail_waiters(struct engine *e, int err);
 
 /* state.c */
 /* What moved since the last call, `ns` ago. The settler's. */

@@ -83,6 +83,7 @@ void fetch_finish(struct fetch *f, int err);
 
 /* ---- restore_fetch.c -------------------------------------------------- */
 
+/* Gives one of refs back: the last one frees. Any thread. */
 void fetcher_put(struct fetcher *fr);
 
 #endif

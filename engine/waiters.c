@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who waits for a level to reach a sequence number: fsync (without a thread,
+ * told by a callback), `ckptctl wait` and the end of a mount. The follower
+ * and the publisher tell them; while D stands still each gets its error after
+ * one more try.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "engine/core.h"
+#include "engine/thread.h"
+
+#define MS INT64_C(1000000)
+#define PATIENCE_NS (300 * MS) /* for one more try */
+
+static uint64_t level_seq(struct engine *e, enum level level)
+{
+	switch (level) {
+	case LEVEL_DRAM:
+		return meta_accepted_seq(e->meta);
+	case LEVEL_NVME:
+		return meta_nvme_seq(e->meta);
+	case LEVEL_REMOTE:
+		return meta_remote_seq(e->meta);
+	}
+	return 0;
+}
+
+static bool is_told(const struct waiter *w, int err)
+{
+	return err == -ESHUTDOWN || (err && w->patient_ns <= now_mono_ns());
+}
+
+/* Takes out those who need not wait any longer. */
+static void waiters_take_locked(struct engine *e, int err, struct waiter **out)
+{
+	struct waiter *w, *next;
+
+	for (w = STAILQ_FIRST(&e->follow.waiters); w; w = next) {
+		next = STAILQ_NEXT(w, next);
+		if (level_seq(e, w->level) < w->seq && !is_told(w, err))
+			continue;
+		STAILQ_REMOVE(&e->follow.waiters, w, waiter, next);
+		STAILQ_NEXT(w, next) = *out;
+		*out = w;
+	}
+}
+
+static void waiters_tell(struct engine *e, struct waiter *w, int err)
+{
+	struct waiter *next;
+
+	for (; w; w = next) {
+		next = STAILQ_NEXT(w, next);
+		w->done(w->arg, level_seq(e, w->level) >= w->seq ? 0 : err);
+		free(w);
+	}
+}
+
+void follow_tell_reached(struct engine *e)
+{
+	struct waiter *list = NULL;
+
+	mutex_lock(&e->follow.lock);
+	waiters_take_locked(e, 0, &list);
+	mutex_unlock(&e->follow.lock);
+	waiters_tell(e, list, 0);
+}
+
+void follow_fail_waiters(struct engine *e, int err)
+{
+	struct waiter *list = NULL;
+
+	mutex_lock(&e->follow.lock);
+	waiters_take_locked(e, err, &list);
+	mutex_unlock(&e->follow.lock);
+	waiters_tell(e, list, err);
+}
+
+/* ---- what fs/ asks ---------------------------------------------------- */
+
+enum level engine_fsync_level(const struct engine *e)
+{
+	return e->config.fsync;
+}
+
+static int add_waiter(struct engine *e, uint64_t seq, enum level level,
+		      done_fn *done, void *arg)
+{
+	struct waiter *w;
+	bool failed;
+
+	if (level == LEVEL_REMOTE && !e->remote)
+		return -EOPNOTSUPP;
+	w = malloc(sizeof(*w));
+	if (!w)
+		return -ENOMEM;
+	*w = (struct waiter){
+		.seq = seq, .level = level, .done = done, .arg = arg
+	};
+	mutex_lock(&e->follow.lock);
+	failed = e->follow.error != 0;
+	if (failed)
+		w->patient_ns = now_mono_ns() + PATIENCE_NS;
+	STAILQ_INSERT_TAIL(&e->follow.waiters, w, next);
+	e->follow.hurry = true;
+	pthread_cond_broadcast(&e->follow.kick);
+	mutex_unlock(&e->follow.lock);
+	if (failed)
+		version_retry_failed(e);
+	return 0;
+}
+
+/* Is the way to this level blocked? */
+static int level_error(struct engine *e, enum level level)
+{
+	if (level == LEVEL_DRAM)
+		return 0;
+	if (level == LEVEL_REMOTE && !e->remote)
+		return -EOPNOTSUPP;
+	return follow_error(e);
+}
+
+/* The file's own part of an fsync: seal what it holds, tell its error. */
+static int seal_for_fsync(struct engine *e, uint64_t ino, enum level level)
+{
+	struct inode *in = inode_find(e, ino);
+	int r;
+
+	if (!in)
+		return 0;
+	mutex_lock(&in->lock);
+	r = level == LEVEL_DRAM ? 0 : seal_snapshot_locked(e, in);
+	if (r == 0) {
+		r = in->error;
+		in->error = 0;
+	}
+	mutex_unlock(&in->lock);
+	inode_put(e, in);
+	return r;
+}
+
+void engine_fsync(struct engine *e, uint64_t ino, enum level level,
+		  done_fn *done, void *arg)
+{
+	uint64_t seq;
+	int r = settle(e);
+
+	if (r == 0 || level == LEVEL_DRAM)
+		r = seal_for_fsync(e, ino, level);
+	seq = meta_accepted_seq(e->meta);
+	if (r < 0 || level_seq(e, level) >= seq) {
+		done(arg, r);
+		return;
+	}
+	r = add_waiter(e, seq, level, done, arg);
+	if (r < 0)
+		done(arg, r);
+}
+
+int engine_reached(struct engine *e, uint64_t seq, enum level level, bool *out)
+{
+	*out = level_seq(e, level) >= seq;
+	return *out ? 0 : level_error(e, level);
+}
+
+struct sync_wait {
+	struct mutex lock;
+	pthread_cond_t done;
+	bool told, left; /* left: the waiter gave up; the teller frees */
+	int err;
+};
+
+static void sync_wait_done(void *arg, int err)
+{
+	struct sync_wait *w = arg;
+	bool left;
+
+	mutex_lock(&w->lock);
+	w->told = true;
+	w->err = err;
+	left = w->left;
+	pthread_cond_signal(&w->done);
+	mutex_unlock(&w->lock);
+	if (left)
+		free(w);
+}
+
+int engine_wait(struct engine *e, uint64_t seq, enum level level,
+		int timeout_ms)
+{
+	struct sync_wait *w;
+	int64_t until = now_mono_ns() + timeout_ms * MS;
+	bool told;
+	int r;
+
+	if (level_seq(e, level) >= seq)
+		return 0;
+	w = calloc(1, sizeof(*w));
+	if (!w)
+		return -ENOMEM;
+	mutex_init(&w->lock);
+	condition_init(&w->done);
+	r = add_waiter(e, seq, level, sync_wait_done, w);
+	if (r < 0) {
+		free(w);
+		return r;
+	}
+	mutex_lock(&w->lock);
+	while (!w->told && (timeout_ms < 0 || now_mono_ns() < until))
+		cond_wait_ns(&w->done, &w->lock,
+			     timeout_ms < 0 ? 1000 * MS
+					    : until - now_mono_ns());
+	told = w->told;
+	r = told ? w->err : -ETIMEDOUT;
+	w->left = !told;
+	mutex_unlock(&w->lock);
+	if (told)
+		free(w);
+	return r;
+}
+
+int engine_drain(struct engine *e, enum level level, int timeout_ms)
+{
+	uint64_t seq;
+	int r = engine_seal_all(e, &seq);
+
+	return r < 0 ? r : engine_wait(e, seq, level, timeout_ms);
+}
