@@ -445,10 +445,28 @@ MUST_CHECK int inode_truncate_locked(struct engine *e, struct inode *in,
 void inode_set_times_locked(struct inode *in, const struct timespec ts[2])
 	MUST_HOLD(in->lock);
 
-/* open.c */
+/* room.c */
+/* A fresh backing file for a file of which `want` bytes are known; *fd is of
+ * it, opened with flags. -ENOSPC: neither tier has room. */
 MUST_CHECK int choose_backing(struct engine *e, uint64_t want, int flags,
 			      struct backing **out, int *fd);
+/* The same for a new file that will be `expected` bytes long (0: unknown). */
+MUST_CHECK int choose_for_new(struct engine *e, uint64_t expected, int flags,
+			      struct backing **out, int *fd);
 MUST_CHECK int nvme_has_room(struct engine *e, uint64_t want);
+
+/* attach.c */
+/* The inode has no content at hand: find its sealed version's, or begin to
+ * fetch it. -EIO: no tier has it. */
+MUST_CHECK int attach_locked(struct engine *e, struct inode *in,
+			     const struct inode_rec *rec) MUST_HOLD(in->lock);
+/* A fetched file that is to be written: as an NVMe copy. -EAGAIN: not all of
+ * it has arrived. */
+MUST_CHECK int finish_fetch_locked(struct engine *e, struct inode *in,
+				   const struct inode_rec *rec)
+	MUST_HOLD(in->lock);
+
+/* open.c */
 void inode_begin_write_locked(struct engine *e, struct inode *in)
 	MUST_HOLD(in->lock);
 MUST_CHECK int inode_log_unsealed_locked(struct engine *e, struct inode *in,
