@@ -7,7 +7,10 @@
  *
  *   remote_dir.c          the operations on names, and the vtable
  *   remote_dir_root.c     the connection: root, marker, what needs fsync
- *   remote_dir_stage.c    bytes: stage, restage, place, link
+ *   remote_dir_stage.c    bytes: stage, restage, unstage
+ *   remote_dir_dress.c    what a staged file wears
+ *   remote_dir_place.c    names for staged objects: place, link
+ *   remote_dir_node.c     what is at a name, and its label
  *   remote_dir_attr.c     attributes: as the real thing, and what is left
  *   remote_dir_sidecar.c  records under .ckptfs/
  *
@@ -121,6 +124,9 @@ struct node {
 MUST_CHECK int node_open(int parent, const char *name, struct node *out);
 void node_close(struct node *n);
 MUST_CHECK int node_stat(struct node *n);
+/* The filesystem or our rights do not allow it; the sidecar will tell. */
+bool is_refusal(int err);
+bool is_xattr_refusal(int err);
 
 /* ---- sidecars --------------------------------------------------------- */
 
@@ -199,6 +205,39 @@ MUST_CHECK int plain_set_attr(struct remote_dir *d, struct dir_root *root,
 			      const struct remote_attr *attr);
 
 /* ---- bytes ------------------------------------------------------------ */
+
+/* A file in staged/: its path as records have it; its node and label. */
+void staged_path(const char *name, char out[META_NAME_MAX + 1]);
+MUST_CHECK int staged_label(struct remote_dir *d, struct dir_root *root,
+			    const char *name, struct node *n,
+			    char tag[TAG_LEN]);
+/* A label for names/: what st shows at path is the object with this tag. */
+MUST_CHECK int staged_write_name(struct dir_root *root, const char *path,
+				 const char *tag, const struct stat *st);
+/*
+ * Every object has a tag, and so a sidecar, of its own, although several may
+ * hold the same version: each can be changed and removed by itself.
+ */
+MUST_CHECK int staged_new_tag(const char *identity, char tag[TAG_LEN]);
+/* Attributes, label and sidecar of the file `name` in staged/ (open as fd),
+ * which is to be called `later` there; synced. tag "": of no version. */
+MUST_CHECK int staged_dress(struct remote_dir *d, struct dir_root *root, int fd,
+			    const char *name, const char *later,
+			    const char *tag, const struct remote_attr *attr);
+/* The object at `from` once more, as temp in staged/, dressed. */
+MUST_CHECK int staged_copy(struct remote_dir *d, struct dir_root *root,
+			   const struct place *from,
+			   const struct remote_attr *attr, const char *temp,
+			   const char *later);
+/* With its sidecar, which no other object has. */
+void staged_remove(struct remote_dir *d, struct dir_root *root,
+		   const char *name);
+bool staged_is_there(struct dir_root *root, const struct remote_attr *attr);
+/* With which attributes it was staged. Only a note: without memory for it,
+ * place() dresses once more. */
+void staged_note(struct remote_dir *d, const struct remote_attr *attr);
+bool staged_is_dressed(struct remote_dir *d, const struct remote_attr *attr);
+void staged_forget(struct remote_dir *d, const char *identity);
 
 MUST_CHECK int dir_stage(struct remote *r, const struct remote_attr *attr,
 			 int fd, _Atomic uint64_t *progress);
