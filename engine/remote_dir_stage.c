@@ -18,7 +18,6 @@
 
 #include "engine/checksum.h"
 #include "engine/fd_io.h"
-#include "engine/flush.h"
 #include "engine/remote_dir.h"
 #include "engine/tier.h"
 #include "metadata/fault.h"

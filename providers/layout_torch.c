@@ -32,31 +32,11 @@
 #include <string.h>
 
 #include "providers/crc32.h"
+#include "providers/layout_torch_record.h"
 
-#define ALIGNMENT 64
-#define ALIGNMENT_TEXT "64"
-#define HEADER_LEN 30
-#define ENTRY_LEN 46
-#define ENDS_LEN (56 + 20 + 22) /* zip64 record, its locator, the zip one */
-#define ZIP64 UINT32_MAX
+#define ALIGNMENT_TEXT "64" /* RECORD_ALIGNMENT */
 #define SIZE_MAX_STORAGE (UINT64_C(1) << 60)
 #define NAME_LEN_MAX 4096
-
-#define FLAG_DESCRIPTOR 0x0008
-#define FLAG_UTF8 0x0800
-#define DATE 0x0021 /* 1980-01-01 */
-
-struct record {
-	char *name; /* with the root; ours */
-	size_t name_len;
-	_Atomic uint64_t size; /* data.pkl: CKPT_SIZE_UNKNOWN until pickled */
-	bool is_big;           /* has zip64 lengths: decided when placed */
-	uint64_t header_off;
-	uint64_t data_off;
-	_Atomic uint32_t parts;  /* zip_crc32_part() of what was filled */
-	const char *text;        /* of a small record; else NULL */
-	struct ckpt_provider *p; /* until finish() hands it on */
-};
 
 struct ckpt_torch {
 	atomic_uint n_users;
@@ -97,171 +77,7 @@ static struct ckpt_torch *torch_use(struct ckpt_torch *t)
 	return t;
 }
 
-/* ---- bytes ------------------------------------------------------------- */
-
-static uint8_t *put(uint8_t *at, uint64_t value, size_t len)
-{
-	for (; len; len--, value >>= 8)
-		*at++ = (uint8_t)value;
-	return at;
-}
-
-static uint8_t *put_bytes(uint8_t *at, const void *bytes, size_t len)
-{
-	if (len)
-		memcpy(at, bytes, len);
-	return at + len;
-}
-
-static uint64_t min_zip64(uint64_t value)
-{
-	return value < ZIP64 ? value : ZIP64;
-}
-
-static bool is_far(const struct record *r)
-{
-	return r->header_off >= ZIP64;
-}
-
-/* The zip64 field in header and entry; 0: it has none. */
-static size_t zip64_len(const struct record *r)
-{
-	if (!r->is_big && !is_far(r))
-		return 0;
-	return 4 + (r->is_big ? 16 : 0) + (is_far(r) ? 8 : 0);
-}
-
-static uint8_t *put_zip64(uint8_t *at, const struct record *r)
-{
-	size_t len = zip64_len(r);
-
-	if (!len)
-		return at;
-	at = put(at, 0x0001, 2);
-	at = put(at, len - 4, 2);
-	if (r->is_big) {
-		at = put(at, r->size, 8);
-		at = put(at, r->size, 8);
-	}
-	if (is_far(r))
-		at = put(at, r->header_off, 8);
-	return at;
-}
-
-static unsigned record_flags(const struct record *r)
-{
-	return FLAG_UTF8 | (r->size ? FLAG_DESCRIPTOR : 0);
-}
-
-static uint8_t *put_header(uint8_t *at, const struct record *r)
-{
-	size_t extra_len = (size_t)(r->data_off - r->header_off) - HEADER_LEN -
-			   r->name_len;
-	size_t pad_len = extra_len - zip64_len(r) - 4;
-
-	at = put(at, 0x04034b50, 4);
-	at = put(at, 0, 2);
-	at = put(at, record_flags(r), 2);
-	at = put(at, 0, 2 + 2); /* stored; time */
-	at = put(at, DATE, 2);
-	at = put(at, 0, 4 + 4 + 4); /* sum and lengths: see descriptor */
-	at = put(at, r->name_len, 2);
-	at = put(at, extra_len, 2);
-	at = put_bytes(at, r->name, r->name_len);
-	at = put_zip64(at, r);
-	at = put_bytes(at, "FB", 2);
-	at = put(at, pad_len, 2);
-	memset(at, 'Z', pad_len);
-	return at + pad_len;
-}
-
-static size_t descriptor_len(const struct record *r)
-{
-	if (!r->size)
-		return 0;
-	return r->is_big || is_far(r) ? 24 : 16;
-}
-
-static uint32_t record_crc(struct record *r)
-{
-	return zip_crc32_whole(atomic_load(&r->parts), r->size);
-}
-
-static uint8_t *put_descriptor(uint8_t *at, struct record *r)
-{
-	size_t len = descriptor_len(r);
-
-	if (!len)
-		return at;
-	at = put(at, 0x08074b50, 4);
-	at = put(at, record_crc(r), 4);
-	at = put(at, r->size, (len - 8) / 2);
-	return put(at, r->size, (len - 8) / 2);
-}
-
-static uint8_t *put_entry(uint8_t *at, struct record *r)
-{
-	at = put(at, 0x02014b50, 4);
-	at = put(at, 0, 2);
-	at = put(at, zip64_len(r) ? 45 : 20, 2);
-	at = put(at, record_flags(r), 2);
-	at = put(at, 0, 2 + 2);
-	at = put(at, DATE, 2);
-	at = put(at, record_crc(r), 4);
-	at = put(at, min_zip64(r->size), 4);
-	at = put(at, min_zip64(r->size), 4);
-	at = put(at, r->name_len, 2);
-	at = put(at, zip64_len(r), 2);
-	at = put(at, 0, 2 + 2 + 2 + 4); /* comment, disk, attributes */
-	at = put(at, min_zip64(r->header_off), 4);
-	at = put_bytes(at, r->name, r->name_len);
-	return put_zip64(at, r);
-}
-
-/* As PyTorch does, always with the zip64 record. */
-static uint8_t *put_ends(uint8_t *at, uint64_t n, uint64_t off, uint64_t len)
-{
-	at = put(at, 0x06064b50, 4);
-	at = put(at, 56 - 12, 8);
-	at = put(at, 45, 2);
-	at = put(at, 45, 2);
-	at = put(at, 0, 4 + 4);
-	at = put(at, n, 8);
-	at = put(at, n, 8);
-	at = put(at, len, 8);
-	at = put(at, off, 8);
-
-	at = put(at, 0x07064b50, 4);
-	at = put(at, 0, 4);
-	at = put(at, off + len, 8);
-	at = put(at, 1, 4);
-
-	at = put(at, 0x06054b50, 4);
-	at = put(at, 0, 2 + 2);
-	at = put(at, n < UINT16_MAX ? n : UINT16_MAX, 2);
-	at = put(at, n < UINT16_MAX ? n : UINT16_MAX, 2);
-	at = put(at, min_zip64(len), 4);
-	at = put(at, min_zip64(off), 4);
-	return put(at, 0, 2);
-}
-
 /* ---- places ------------------------------------------------------------ */
-
-static uint64_t record_end(const struct record *r)
-{
-	return r->data_off + r->size + descriptor_len(r);
-}
-
-/* The rule of PyTorch's writer: padding is a field of its own, 4 + n long. */
-static void record_place(struct record *r, uint64_t off)
-{
-	uint64_t start;
-
-	r->header_off = off;
-	r->is_big = r->size != CKPT_SIZE_UNKNOWN && r->size >= ZIP64;
-	start = off + HEADER_LEN + r->name_len + zip64_len(r);
-	r->data_off = (start + 4 + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
 
 static void place_all(struct ckpt_torch *t)
 {
@@ -283,14 +99,14 @@ static size_t directory_len(const struct ckpt_torch *t)
 	size_t len = 0;
 
 	for (size_t i = 0; i < t->n_records; i++)
-		len += ENTRY_LEN + t->records[i].name_len +
-		       zip64_len(&t->records[i]);
+		len += record_entry_len(&t->records[i]);
 	return len;
 }
 
 static size_t tail_len(const struct ckpt_torch *t)
 {
-	return descriptor_len(pickle_of(t)) + directory_len(t) + ENDS_LEN;
+	return record_descriptor_len(pickle_of(t)) + directory_len(t) +
+	       ZIP_ENDS_LEN;
 }
 
 /* ---- a provider whose bytes are summed ---------------------------------- */
@@ -442,9 +258,10 @@ static uint64_t seam_size(const struct ckpt_provider *p)
 
 static uint8_t *put_small(uint8_t *at, struct record *r)
 {
-	at = put_header(at, r);
-	at = put_bytes(at, r->text, r->size);
-	return put_descriptor(at, r);
+	at = record_put_header(at, r);
+	memcpy(at, r->text, r->size);
+	at += r->size;
+	return record_put_descriptor(at, r);
 }
 
 static uint8_t *put_seam(uint8_t *at, const struct seam *s)
@@ -452,19 +269,19 @@ static uint8_t *put_seam(uint8_t *at, const struct seam *s)
 	struct record *records = s->t->records;
 
 	if (s->before != SIZE_MAX)
-		at = put_descriptor(at, &records[s->before]);
+		at = record_put_descriptor(at, &records[s->before]);
 	for (size_t i = s->before + 1; i < s->behind; i++)
 		at = put_small(at, &records[i]);
-	return put_header(at, &records[s->behind]);
+	return record_put_header(at, &records[s->behind]);
 }
 
 static uint8_t *put_tail(uint8_t *at, const struct ckpt_torch *t)
 {
-	at = put_descriptor(at, pickle_of(t));
+	at = record_put_descriptor(at, pickle_of(t));
 	for (size_t i = 0; i < t->n_records; i++)
-		at = put_entry(at, &t->records[i]);
-	return put_ends(at, t->n_records, record_end(pickle_of(t)),
-			directory_len(t));
+		at = record_put_entry(at, &t->records[i]);
+	return zip_put_ends(at, t->n_records, record_end(pickle_of(t)),
+			    directory_len(t));
 }
 
 static int seam_make(struct seam *s, size_t len)
@@ -473,7 +290,7 @@ static int seam_make(struct seam *s, size_t len)
 	const uint8_t *end;
 
 	/* Its header has no room for such a length. */
-	if (is_tail(s) && pickle->size >= ZIP64 && !pickle->is_big)
+	if (is_tail(s) && pickle->size >= ZIP_FAR && !pickle->is_big)
 		return -EFBIG;
 	s->bytes = malloc(len);
 	if (!s->bytes)
