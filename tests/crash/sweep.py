@@ -73,6 +73,13 @@ SCRIPT = [
     ("write", "latest", (13, 0, 20), 0o644, 1),
     ("fsync", "latest"),
     ("write", "after", (14, 0, 400_000), 0o644, 1),
+    # Closed one after the other, without an event between: several seals of
+    # one commit, a new version of an old file among them.
+    *(("write", f"e/rank{i}", (15 + i, 0, 3000 * i), 0o644, 1)
+      for i in range(6)),
+    ("write", "after", (21, 0, 90_000), 0o644, 1),
+    *(("write", f"e/rank{i}", (22 + i, 0, 200_000), 0o644, 1)
+      for i in range(6, 9)),
     ("unlink", "g"),
 ]
 
