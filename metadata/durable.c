@@ -168,6 +168,19 @@ static int write_target(struct meta *m, uint64_t target, struct gather *g)
 	return store_write(&m->durable, runs, 2, true);
 }
 
+/* Whoever clears the gap before does not overwrite this one in between. */
+static int write_gap(struct meta *m, uint64_t target, struct gather *g)
+{
+	int err;
+
+	mutex_lock(&m->remote_lock);
+	err = write_target(m, target, g);
+	if (!err)
+		m->gap = g->gap;
+	mutex_unlock(&m->remote_lock);
+	return err;
+}
+
 /*
  * What was cut off is still in memtables and files. Not given back each
  * time: a flush makes a file.
@@ -218,15 +231,11 @@ int meta_advance(struct meta *m, uint64_t target, const struct copy_rec *copies,
 	if (!err)
 		err = FAULT("advance.write", -EIO);
 	if (!err)
-		err = write_target(m, target, &g);
+		err = g.gap ? write_gap(m, target, &g)
+			    : write_target(m, target, &g);
 	if (err)
 		return err;
 	(void)!FAULT("advance.written", 0);
-	if (g.gap) {
-		mutex_lock(&m->remote_lock);
-		m->gap = g.gap;
-		mutex_unlock(&m->remote_lock);
-	}
 	m->nvme_seq = target;
 	reserve_make(&m->durable);
 	cut_log(m, target, g.log_len);
