@@ -88,7 +88,6 @@ void engine_drop_link(struct engine *e, struct txn *t, struct inode_rec *rec,
 {
 	rec->ctime_ns = now_ns;
 	rec->nlink = S_ISDIR(rec->mode) ? 0 : rec->nlink - 1;
-	txn_frees(t);
 	if (rec->nlink) {
 		txn_put_inode(t, rec);
 	} else if (inode_set_orphan(e, rec->ino, true)) {

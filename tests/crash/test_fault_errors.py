@@ -71,6 +71,38 @@ def test_a_seal_that_fails_is_not_passed(mode):
         m.close()
 
 
+@pytest.mark.parametrize("over", ["nothing", "directory", "symlink"])
+def test_a_rename_does_not_pass_it(mode, over):
+    """Nor over something that is there: that frees room, as rm does, but it
+    is not what makes room."""
+    sweep.need_faults()
+    m = sweep.Faulty(mode)
+    try:
+        assert m.begin("seal.log:1")
+        new, old = m.path / "step.tmp", m.path / "step"
+        os.mkdir(m.path / "dir")
+        if over == "symlink":
+            os.symlink("dir", old)
+            os.symlink("dir", new)
+        else:
+            os.mkdir(new)
+        if over == "directory":
+            os.mkdir(old)
+        fd = os.open(m.path / "dir" / "shard", os.O_WRONLY | os.O_CREAT)
+        calls.write_all(fd, calls.noise(100_000))
+        other = os.dup(fd)  # as a forked worker has it
+        os.close(fd)
+        mounted.until(lambda: not calls.errno_of(os.rename, new, old), 30)
+        os.close(other)
+        m.wait("nvme")
+        assert m.fired()
+        shard, top = (int(os.getxattr(p, "user.ckpt.seq"))
+                      for p in (m.path / "dir" / "shard", m.path))
+        assert shard < top, "the rename, which changed the top, came first"
+    finally:
+        m.close()
+
+
 @pytest.mark.parametrize("nth", [1, 17, 39])
 def test_one_of_many_seals_fails(mode, nth):
     """Files closed one after the other are sealed many at a time. One cannot
