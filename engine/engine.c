@@ -6,6 +6,7 @@
  */
 #include "engine/engine.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -85,6 +86,36 @@ int start_fail(struct start *s, int err, const char *fmt, ...)
 	vsnprintf(s->why, s->why_len, fmt, ap);
 	va_end(ap);
 	return err;
+}
+
+static bool has_entries(const char *dir)
+{
+	const struct dirent *entry = NULL;
+	DIR *d = opendir(dir);
+
+	while (d && (entry = readdir(d)) && entry->d_name[0] == '.')
+		;
+	if (d)
+		closedir(d);
+	return entry != NULL;
+}
+
+/* A new database would call every file of the old one nobody's, and have it
+ * removed. */
+static int check_complete(struct start *s)
+{
+	struct engine *e = s->e;
+	char db[300], files[300];
+
+	snprintf(db, sizeof(db), "%s/metadata/db", e->nvme_dir);
+	snprintf(files, sizeof(files), "%s/files", e->nvme_dir);
+	if (!access(db, F_OK) || !has_entries(files))
+		return 0;
+	return start_fail(s, -ENOTEMPTY,
+			  "%s holds content, but the database that names it, "
+			  "%s, is not there: bring it back, or give another "
+			  "nvme= (to give up the content: remove %s)",
+			  files, db, files);
 }
 
 static int open_meta(struct start *s)
@@ -308,9 +339,9 @@ static int seal_left(struct start *s)
 static int start_all(struct start *s)
 {
 	static int (*const steps[])(struct start * s) = {
-		state_dir_open,  open_place,    open_meta,     open_tiers,
-		start_remote,    recover,       start_import,  seal_left,
-		start_publisher, start_tensors, start_threads,
+		state_dir_open, check_complete,  open_place,    open_meta,
+		open_tiers,     start_remote,    recover,       start_import,
+		seal_left,      start_publisher, start_tensors, start_threads,
 	};
 
 	for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {

@@ -7,8 +7,9 @@
  *                are marked (in doubt they are sealed), orphans are forgotten
  *   otherwise    the DRAM tier is emptied: what it held was never promised
  *
- * Both: NVMe files that nothing names are removed, and copies of versions
- * that no state knows.
+ * Both: NVMe files that nothing names are removed, and the records of copies
+ * of versions that no state knows, or whose file is gone while the remote has
+ * them.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,6 +24,7 @@ struct ids {
 	struct named {
 		uint64_t id, version;
 		bool recorded;
+		bool seen;          /* of copies: its file is there */
 		int64_t changed_ns; /* of unsealed content */
 	} * v;
 	size_t n, cap;
@@ -39,7 +41,9 @@ static int ids_add(struct ids *s, uint64_t id, uint64_t version, bool recorded)
 		s->v = grown;
 		s->cap = cap;
 	}
-	s->v[s->n++] = (struct named){ id, version, recorded, 0 };
+	s->v[s->n++] = (struct named){ .id = id,
+				       .version = version,
+				       .recorded = recorded };
 	return 0;
 }
 
@@ -70,7 +74,8 @@ struct recovery {
 	struct ids files; /* on NVMe */
 	struct ids live;  /* versions of the accepted or the durable state */
 	struct ids accepted;
-	struct ids dead; /* copies of versions that no state knows */
+	struct ids copies; /* files on NVMe that a copy's record names */
+	struct ids dead;   /* copies of versions that no state knows */
 	uint64_t n_removed;
 };
 
@@ -171,13 +176,10 @@ static int copy_seen(void *arg, const struct copy_rec *c)
 {
 	struct recovery *rc = arg;
 
-	if (c->tier != COPY_NVME)
-		return 0;
 	if (!ids_find(&rc->live, c->version))
-		return ids_add(&rc->dead, c->version,
-			       c->kind == COPY_FILE ? c->file : 0, false);
-	return c->kind == COPY_FILE
-		       ? ids_add(&rc->files, c->file, c->version, true)
+		return ids_add(&rc->dead, c->version, 0, false);
+	return c->tier == COPY_NVME && c->kind == COPY_FILE
+		       ? ids_add(&rc->copies, c->file, c->version, true)
 		       : 0;
 }
 
@@ -212,12 +214,29 @@ static int dram_file(void *arg, uint64_t id, uint64_t blocks)
 static int nvme_file(void *arg, uint64_t id, uint64_t blocks)
 {
 	struct recovery *rc = arg;
+	struct named *copy = ids_find(&rc->copies, id);
 
 	(void)blocks;
-	if (ids_find(&rc->files, id))
+	if (copy)
+		copy->seen = true;
+	if (copy || ids_find(&rc->files, id))
 		return 0;
 	rc->n_removed++;
 	return rc->e->nvme->ops->remove(rc->e->nvme, id);
+}
+
+/* Evicted right before the power was cut: the file's end came to the disk, the
+ * record's did not. The remote has it. */
+static int forget_copy(struct engine *e, uint64_t version)
+{
+	CLEANUP(copy_rec_fini) struct copy_rec c = { 0 };
+	int r = meta_copy(e->meta, version, COPY_REMOTE, &c);
+
+	if (r == 0)
+		return meta_del_copy(e->meta, version, COPY_NVME);
+	message_error("version %016lx: its file on NVMe is gone",
+		      (unsigned long)version);
+	return r == -ENOENT ? 0 : r;
 }
 
 static int sweep_nvme(struct recovery *rc)
@@ -226,14 +245,16 @@ static int sweep_nvme(struct recovery *rc)
 	int r;
 
 	r = meta_copies(e->meta, copy_seen, rc);
-	if (r < 0)
-		return r;
 	ids_sort(&rc->files);
+	ids_sort(&rc->copies);
 	for (size_t i = 0; i < rc->dead.n && r == 0; i++)
 		r = meta_del_copies(e->meta, &rc->dead.v[i].id, 1);
-	if (r < 0)
-		return r;
-	return e->nvme->ops->each(e->nvme, nvme_file, rc);
+	if (r == 0)
+		r = e->nvme->ops->each(e->nvme, nvme_file, rc);
+	for (size_t i = 0; i < rc->copies.n && r == 0; i++)
+		if (!rc->copies.v[i].seen)
+			r = forget_copy(e, rc->copies.v[i].version);
+	return r;
 }
 
 /* ---- open state ------------------------------------------------------- */
@@ -394,6 +415,7 @@ int recover_tiers(struct engine *e)
 	free(rc.files.v);
 	free(rc.live.v);
 	free(rc.accepted.v);
+	free(rc.copies.v);
 	free(rc.dead.v);
 	return r;
 }

@@ -283,6 +283,21 @@ def test_right_after_a_flush(mode, kind, dram):
             mounted.drop(folder)
 
 
+@pytest.mark.parametrize("kind", ["xfs", "ext4"])
+def test_right_after_an_eviction(mode, kind):
+    """The file's end may come to the disk without that of its record, by
+    somebody else's fsync: it is read from the remote all the same."""
+    with power.Machine(mode, kind, remote=True) as one:
+        data = calls.noise(3 << 20, "evicted")
+        file = calls.write(one.m.path / "model.pt", data)
+        one.m.wait("remote")
+        one.m.ctl("evict", file, "--level", "remote")
+        with open(one.image.path / "somebody", "wb") as f:
+            os.fsync(f.fileno())
+        one.cut()
+        assert calls.read(file) == data
+
+
 # ---- overwritten while somebody reads ---------------------------------------
 
 HELD_SIZES = (300, 70000, 200000, 700000, 1 << 20, 3 << 20)

@@ -300,6 +300,24 @@ def test_nvme_directory_with_other_things(one):
     assert (home / "thesis.tex").read_bytes() == b"precious"
 
 
+def test_nvme_directory_without_its_database(fresh, mode):
+    """A copy that was cut short, a mistake: the files are not called litter."""
+    one = fresh()
+    write(one.path / "model.pt", b"m" * (3 << 20))
+    one.wait("nvme")
+    one.stop()
+    before = sorted(os.listdir(one.nvme / "files"))
+    assert before
+    os.rename(one.nvme / "metadata", one.base / "away")
+    for _ in range(2):
+        refused(one, one.command(), str(one.nvme / "metadata"))
+    assert sorted(os.listdir(one.nvme / "files")) == before
+    shutil.rmtree(one.nvme / "metadata", ignore_errors=True)
+    os.rename(one.base / "away", one.nvme / "metadata")
+    one.start()
+    assert read(one.path / "model.pt") == b"m" * (3 << 20)
+
+
 def test_nvme_directory_in_use(one, mode):
     start_in_background(one)
     two = Mounted(mode, nvme=one.nvme)

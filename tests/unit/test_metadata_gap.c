@@ -15,7 +15,7 @@ static pthread_barrier_t both;
 
 struct publisher {
 	uint64_t seq;
-	unsigned delay_us;
+	struct timespec delay;
 };
 
 static void *publish(void *arg)
@@ -23,7 +23,7 @@ static void *publish(void *arg)
 	const struct publisher *p = arg;
 
 	pthread_barrier_wait(&both);
-	usleep(p->delay_us);
+	nanosleep(&p->delay, NULL);
 	CHECK_EQ(meta_set_remote_seq(w.m, p->seq, true), 0);
 	return NULL;
 }
@@ -50,7 +50,7 @@ static void change(int round)
 
 static void one(int round)
 {
-	struct publisher p = { .delay_us = (unsigned)round % 20 * 50 };
+	struct publisher p = { .delay = { 0, round % 20 * 50000L } };
 	pthread_t thread;
 
 	keep_events(false);
