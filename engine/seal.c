@@ -363,16 +363,30 @@ static int make_version_locked(struct engine *e, struct inode *in,
 	return 0;
 }
 
+/* Has it no name any more? The unlink that says so may still be under way,
+ * and fail: it is over once we have been through the door. */
+static bool is_orphan(struct engine *e, const struct inode *in)
+{
+	struct inode_rec rec;
+
+	if (!in->orphan)
+		return false;
+	txn_abort(txn_begin(e->meta));
+	return view_inode(meta_accepted(e->meta), in->ino, &rec) || !rec.nlink;
+}
+
 void seal_begin_locked(struct engine *e, struct inode *in, bool final,
 		       struct seal *s)
 {
 	struct look now = { 0 };
 
 	*s = (struct seal){ .in = in, .final = final };
-	if (!final && (!in->written || in->orphan || in->ro_fd < 0))
+	if (!final && (!in->written || in->ro_fd < 0))
 		return;
+	if (is_orphan(e, in))
+		return; /* nothing to keep */
 	s->err = look_at(in, &now);
-	if (s->err || in->orphan) /* no name any more: nothing to keep */
+	if (s->err)
 		return;
 	if (changed_since_seal(e, in, &now))
 		s->err = make_version_locked(e, in, s);

@@ -44,6 +44,18 @@ void drop_version(struct engine *e, struct txn *t, uint64_t version)
 	e->drops[e->n_drops++] = (struct dropped){ .version = version };
 }
 
+/* The commit failed. Since then somebody else may have unlinked it: behind the
+ * door the record says which. */
+static void not_orphaned(struct engine *e, uint64_t ino)
+{
+	struct txn *t = txn_begin(e->meta);
+	struct inode_rec rec;
+
+	if (!view_inode(meta_accepted(e->meta), ino, &rec) && rec.nlink)
+		(void)inode_set_orphan(e, ino, false);
+	txn_abort(t);
+}
+
 int commit_and_drop(struct engine *e, struct txn *t, uint64_t *seq)
 {
 	/* The list is the door's: take it before the door is given back. */
@@ -58,7 +70,7 @@ int commit_and_drop(struct engine *e, struct txn *t, uint64_t *seq)
 	r = txn_commit(t, seq);
 	if (r < 0) {
 		if (orphaned)
-			(void)inode_set_orphan(e, orphaned, false);
+			not_orphaned(e, orphaned);
 		return r;
 	}
 	version_bound(e, len);
@@ -78,9 +90,9 @@ void engine_txn_abort(struct engine *e, struct txn *t)
 
 	e->n_drops = 0;
 	e->orphaned = 0;
-	txn_abort(t);
 	if (orphaned)
 		(void)inode_set_orphan(e, orphaned, false);
+	txn_abort(t);
 }
 
 void engine_drop_link(struct engine *e, struct txn *t, struct inode_rec *rec,

@@ -3,25 +3,7 @@
  * Records of copies of versions that no state knows, as an import that died
  * leaves them: gone after the next start, on whatever tier the copy was.
  */
-#include "engine/engine.h"
-#include "tests/unit/check.h"
-
-static char nvme[PATH_MAX];
-
-static struct engine *start(void)
-{
-	const struct engine_config config = {
-		.nvme_dir = nvme,
-		.mountpoint = "/test",
-		.dram = UINT64_C(64) << 20,
-		.fsync = LEVEL_NVME,
-	};
-	struct engine *e = NULL;
-	char why[300];
-
-	CHECK_EQ(engine_start(&config, why, sizeof(why), &e), 0);
-	return e;
-}
+#include "tests/unit/engine_fixture.h"
 
 int main(void)
 {
