@@ -189,7 +189,7 @@ int version_crcs(struct engine *e, uint64_t id, uint64_t size, uint32_t **out)
 	r = meta_copy(e->meta, id, COPY_NVME, &copy);
 	if (r < 0)
 		return r;
-	if (copy.size != size || !copy.crcs)
+	if (copy.size != size || !copy.crcs || copy.chunk_len != CHUNK_LEN)
 		return -ENOENT;
 	*out = MOVE(copy.crcs);
 	return 0;
@@ -294,7 +294,8 @@ static int preserve_nvme_copy(struct engine *e, uint64_t id, struct backing *b)
 	r = t->ops->create(t, file, O_RDWR, &dst);
 	if (r < 0)
 		return r;
-	r = copy_content(src, dst, copy.size, copy.crcs);
+	r = copy_content(src, dst, copy.size,
+			 copy.chunk_len == CHUNK_LEN ? copy.crcs : NULL);
 	if (!r)
 		r = t->ops->sync(t, dst);
 	if (!r)

@@ -190,6 +190,15 @@ void copy_encode(struct bytes *b, const struct copy_rec *c)
 		add_le(b, c->crcs[i], 4);
 }
 
+/* None, or one for each chunk: who walks over the content counts by its size. */
+static bool has_all_crcs(const struct copy_rec *c)
+{
+	return !c->n_chunks ||
+	       (c->chunk_len &&
+		c->n_chunks ==
+			c->size / c->chunk_len + (c->size % c->chunk_len != 0));
+}
+
 int copy_decode(const void *rec, size_t len, uint64_t version,
 		enum copy_tier tier, struct copy_rec *out)
 {
@@ -211,7 +220,7 @@ int copy_decode(const void *rec, size_t len, uint64_t version,
 		return -EUCLEAN;
 	object = read_bytes(&r, object_len);
 	crcs = read_bytes(&r, (size_t)c.n_chunks * 4);
-	if (r.bad || r.p != r.end)
+	if (r.bad || r.p != r.end || !has_all_crcs(&c))
 		return -EUCLEAN;
 	memcpy(c.object, object, object_len);
 	if (c.n_chunks) {

@@ -39,10 +39,13 @@ static bool has_version(const struct meta *m, uint64_t version)
 /* No transaction that begins from now on forgets the records. */
 static void announce(struct meta *m)
 {
+	struct txn *t;
+
 	if (m->any_tensor)
 		return;
-	m->any_tensor = true;
-	txn_abort(txn_begin(m));
+	t = txn_begin(m);
+	m->any_tensor = true; /* nobody else goes ahead before we are in */
+	txn_abort(t);
 }
 
 /* There is plenty for what cannot be made again. */

@@ -124,6 +124,11 @@ static void outside(struct world *w)
 	has(w->m, &nvme);
 	has(w->m, &remote);
 	CHECK_EQ(n_copies(w->m), 2);
+	nvme.n_chunks = 2; /* not one for each chunk: damaged */
+	CHECK_EQ(meta_put_copy(w->m, &nvme, true), 0);
+	CHECK_EQ(meta_copy(w->m, 1000, COPY_NVME, &c), -EUCLEAN);
+	nvme.n_chunks = 3;
+	CHECK_EQ(meta_put_copy(w->m, &nvme, true), 0);
 	CHECK_EQ(meta_del_copy(w->m, 1000, COPY_NVME), 0);
 	CHECK_EQ(meta_copy(w->m, 1000, COPY_NVME, &c), -ENOENT);
 	has(w->m, &remote);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tensor records: kept beside the accepted state, gone with their version, and
  * with DRAM; an older database gets the family when it is opened. */
+#include <pthread.h>
 #include <rocksdb/c.h>
 
 #include "tests/unit/metadata_fixture.h"
@@ -128,6 +129,52 @@ static void is_made_in_an_older_database(void)
 	CHECK_EQ(get(v, "made again"), 0);
 }
 
+static void *put_other(void *arg)
+{
+	put(*(const uint64_t *)arg, "x");
+	return NULL;
+}
+
+static void *put_late(void *arg)
+{
+	int err = meta_put_tensors(w.m, *(const uint64_t *)arg, "y", 1);
+
+	CHECK(!err || err == -ENOENT);
+	return NULL;
+}
+
+/* The first two records ever, while a deletion is being built that cannot know
+ * of them. */
+static void crosses_a_deletion(void)
+{
+	const struct timespec a_while = { 0, 100000000 };
+	uint64_t ino = make_file(w.m, META_ROOT_INO, "crossing"), seq;
+	uint64_t version = seal_file(w.m, ino, 10);
+	uint64_t other = seal_file(
+		w.m, make_file(w.m, META_ROOT_INO, "crossing too"), 10);
+	pthread_t threads[2];
+	struct inode_rec rec;
+	struct txn *t;
+	void *got;
+	size_t len;
+
+	advance_all(w.m);
+	world_power_cut(&w); /* none is known */
+	CHECK_EQ(view_inode(meta_accepted(w.m), ino, &rec), 0);
+	t = txn_begin(w.m);
+	txn_del_version(t, version);
+	CHECK(!pthread_create(&threads[0], NULL, put_other, &other));
+	nanosleep(&a_while, NULL);
+	CHECK(!pthread_create(&threads[1], NULL, put_late, &version));
+	nanosleep(&a_while, NULL);
+	rec.version = 0;
+	txn_put_inode(t, &rec);
+	CHECK_EQ(txn_commit(t, &seq), 0);
+	for (int i = 0; i < 2; i++)
+		CHECK(!pthread_join(threads[i], NULL));
+	CHECK_EQ(meta_tensors(w.m, version, &got, &len), -ENOENT);
+}
+
 int main(void)
 {
 	world_init(&w);
@@ -136,6 +183,7 @@ int main(void)
 	is_bounded();
 	outlives_the_daemon_only();
 	is_made_in_an_older_database();
+	crosses_a_deletion();
 	world_close(&w);
 	return 0;
 }
