@@ -138,6 +138,14 @@ static int open_meta(struct start *s)
 			"nvme=%s was written by a newer ckptfs: use that "
 			"one, or another directory",
 			e->nvme_dir);
+	if (r == -ESTALE)
+		return start_fail(
+			s, r,
+			"nvme=%s holds an older state than the one that the "
+			"DRAM tier (%s) goes on from: bring the newer one "
+			"back, or free the DRAM tier (ckptctl leftovers "
+			"--free) to start from what the disk has",
+			e->nvme_dir, e->place.base);
 	if (r == -ENOSPC)
 		return start_fail(
 			s, r,

@@ -30,6 +30,7 @@
 
 struct gather {
 	struct bytes *ops;
+	uint64_t last; /* number of the entry before */
 	uint64_t log_len, gap;
 	bool keep_events;
 };
@@ -51,16 +52,25 @@ static int check_ops(struct slice ops)
 	return 0;
 }
 
+/* Without a gap; but each epoch has its own numbers. */
+static bool goes_on(uint64_t last, uint64_t next)
+{
+	return next == last + 1 || next >> EPOCH_BITS > last >> EPOCH_BITS;
+}
+
 static int gather_entry(void *arg, struct slice key, struct slice val)
 {
 	struct gather *g = arg;
 	struct log_entry e;
-	int err = key.len == 8 ? log_entry_decode(val, &e) : -EUCLEAN;
+	int err = key.len == 8 && goes_on(g->last, get_be64(key.p))
+			  ? log_entry_decode(val, &e)
+			  : -EUCLEAN;
 
 	if (!err)
 		err = check_ops(e.ops);
 	if (err)
 		return err;
+	g->last = get_be64(key.p);
 	bytes_append(g->ops, e.ops.p, e.ops.len);
 	if (e.event.len && g->keep_events)
 		op_put(g->ops, CF_EVENT, key, e.event.p, e.event.len);
@@ -216,6 +226,7 @@ int meta_advance(struct meta *m, uint64_t target, const struct copy_rec *copies,
 		 size_t n_smalls)
 {
 	struct gather g = { .ops = &m->target_ops,
+			    .last = m->nvme_seq,
 			    .keep_events = m->keep_events };
 	int err;
 
@@ -237,6 +248,7 @@ int meta_advance(struct meta *m, uint64_t target, const struct copy_rec *copies,
 		return err;
 	(void)!FAULT("advance.written", 0);
 	m->nvme_seq = target;
+	m->durable.least_seq = target;
 	reserve_make(&m->durable);
 	cut_log(m, target, g.log_len);
 	return 0;

@@ -126,6 +126,7 @@ int log_trim(struct meta *m, uint64_t from, uint64_t to)
 	key_number(&first, from + 1);
 	key_number(&end, to + 1);
 	op_del_range(&ops, CF_LOG, key_slice(&first), key_slice(&end));
+	state_put_number(&ops, STATE_CUT, to);
 	if (ops.failed)
 		return -ENOMEM;
 	run = bytes_slice(&ops);

@@ -174,6 +174,8 @@ struct meta_opened {
  *
  *   -EOPNOTSUPP  written by a newer ckptfs
  *   -EUCLEAN     a record that cannot be; run fsck
+ *   -ESTALE      the durable state is older than the accepted one's log goes
+ *                back: the disk lost what it had synced. Nothing was touched
  */
 MUST_CHECK int meta_open(const struct meta_config *config,
 			 struct meta_opened *opened, struct meta **out);

@@ -134,7 +134,7 @@ static int read_watermarks(struct opening *o)
 		return err == -ENOENT ? -EUCLEAN : err;
 	if (r > d)
 		return -EUCLEAN;
-	m->nvme_seq = m->accepted_seq = d;
+	m->nvme_seq = m->accepted_seq = m->durable.least_seq = d;
 	m->remote_seq = r;
 	o->opened->events_lost = m->keep_events && m->gap > r;
 	return 0;
@@ -200,10 +200,20 @@ static const char *disagreement(const struct opening *o,
 static int check_log(struct opening *o, const char **why)
 {
 	struct meta *m = o->m;
-	uint64_t last, len;
+	uint64_t last, len, cut;
 	int err = log_measure(m, m->nvme_seq, &last, &len);
 
 	*why = NULL;
+	if (!err)
+		err = read_optional(&m->accepted, STATE_CUT, &cut);
+	if (!err && cut > m->nvme_seq) {
+		message_error("%s: the durable state has gone back to %016lx, "
+			      "which the log, cut off at %016lx, no longer "
+			      "goes on from",
+			      m->durable.path, (unsigned long)m->nvme_seq,
+			      (unsigned long)cut);
+		return -ESTALE;
+	}
 	if (err)
 		return err;
 	if (last >> EPOCH_BITS > m->id.epoch) {

@@ -28,6 +28,8 @@ struct identity {
 /* The last transaction of which no event was kept though it may have had
  * one: what is on the remote beside R is unknown up to here. */
 #define STATE_GAP "gap"
+/* Of the accepted database: its log begins above this, which was D. */
+#define STATE_CUT "cut"
 
 /* -ENOENT: a database without one was never finished. */
 MUST_CHECK int state_identity(struct store *s, struct identity *out);

@@ -363,6 +363,13 @@ static int check_disk(struct store *s, size_t len)
 	return reserve_free_room(s) >= want ? 0 : -ENOSPC;
 }
 
+/* RocksDB answers each write after these with the same error, also when there
+ * is room, or are descriptors, again. */
+static bool needs_reopening(int err)
+{
+	return err == -ENOSPC || err == -EIO || err == -EMFILE;
+}
+
 static int write_checked(struct store *s, const struct slice *runs, size_t n,
 			 bool sync, size_t len)
 {
@@ -372,7 +379,7 @@ static int write_checked(struct store *s, const struct slice *runs, size_t n,
 	if (err)
 		return err;
 	err = write_once(s, runs, n, sync, len, &generation);
-	if (err == -ENOSPC || err == -EIO) {
+	if (needs_reopening(err)) {
 		err = store_reopen(s, generation);
 		if (!err)
 			err = write_once(s, runs, n, sync, len, &generation);

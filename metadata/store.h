@@ -3,8 +3,8 @@
  * The RocksDB door: one database, its column families, and its reopening.
  *
  * RocksDB cannot resume after ENOSPC, so a write that fails for want of room
- * (or of a working device) closes the database, opens it again and is tried
- * once more. That can happen at any moment, so nobody outside of store*.c
+ * (or of descriptors, or of a working device) closes the database, opens it
+ * again and is tried once more. That can happen at any moment, so nobody outside of store*.c
  * holds anything of RocksDB's; iterators live for one batch of entries, with
  * the lock held shared, and callbacks run without it. Snapshots are taken
  * anew at a reopen, or become stale (-ESTALE) if their state is gone.
@@ -62,6 +62,8 @@ struct store {
 	/* Called with the lock held: which state does the snapshot show?
 	 * NULL: the database. 0: unknown. Immutable; may be NULL. */
 	uint64_t (*state_seq)(struct store *s, const struct snapshot *snap);
+	/* A reopening that shows less has lost what had been synced. */
+	_Atomic uint64_t least_seq;
 
 	struct mutex reserve_lock;
 	uint64_t reserve_len;      /* immutable */
@@ -110,8 +112,8 @@ MUST_CHECK int store_scan_prefix(struct store *s, const struct snapshot *snap,
 
 /*
  * Writes the operations of all runs as one batch. sync: also to the device.
- * After ENOSPC or EIO the database has been reopened and the write tried
- * again; if that fails too, it may or may not have happened (look).
+ * After ENOSPC, EIO or EMFILE the database has been reopened and the write
+ * tried again; if that fails too, it may or may not have happened (look).
  *
  *   -EUCLEAN  the runs are not operations
  */

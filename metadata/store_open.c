@@ -372,6 +372,20 @@ static void retake_snapshots(struct store *s)
 	mutex_unlock(&s->list_lock);
 }
 
+/* Its owner goes on from the state that it knows. */
+static int check_state(struct store *s)
+{
+	uint64_t seq = s->state_seq ? s->state_seq(s, NULL) : 0;
+
+	if (!s->state_seq || seq >= s->least_seq)
+		return 0;
+	message_error("%s: what had been synced is gone: it was at %016lx, "
+		      "and is at %016lx",
+		      s->path, (unsigned long)s->least_seq, (unsigned long)seq);
+	close_db(s);
+	return -EUCLEAN;
+}
+
 static void drop_snapshots(struct store *s)
 {
 	mutex_lock(&s->list_lock);
@@ -394,6 +408,8 @@ int store_reopen(struct store *s, uint64_t generation)
 		if (reserve_free_room(s) < REOPEN_ROOM)
 			reserve_release(s);
 		err = open_db(s, false);
+		if (!err)
+			err = check_state(s);
 		s->generation++;
 		retake_snapshots(s);
 		s->down = err;
