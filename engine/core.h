@@ -404,6 +404,9 @@ MUST_CHECK int version_load_small(struct engine *e, struct version *v,
  */
 MUST_CHECK int version_preserve(struct engine *e, uint64_t id,
 				struct backing *b);
+/* Nothing was written to b after all: it is id's file again, as id's record
+ * has said all the time. b is the inode's, whose lock is held. */
+void version_take_back(struct engine *e, uint64_t id, struct backing *b);
 MUST_CHECK int version_wait_flushed(struct engine *e, uint64_t id);
 /* Bytes of an unrecorded version for a new backing file; -ENOENT: none. */
 MUST_CHECK int version_small(struct engine *e, uint64_t id, void **out,
@@ -417,8 +420,11 @@ struct inode *inode_find(struct engine *e, uint64_t ino); /* + reference */
 MUST_CHECK int inode_get(struct engine *e, uint64_t ino, bool *fresh,
 			 struct inode **out);
 void inode_put(struct engine *e, struct inode *in);
-MUST_CHECK int handle_add_locked(struct engine *e, struct inode *in, int flags,
-				 uint64_t *fh) MUST_HOLD(in->lock);
+/* Taken before anything is changed, for nothing may fail after that. */
+MUST_CHECK int handle_new(struct handle **out);
+/* Takes h over, and gives it its number. */
+void handle_add_locked(struct engine *e, struct inode *in, int flags,
+		       struct handle *h) MUST_HOLD(in->lock);
 struct handle *handle_find_locked(struct inode *in, uint64_t fh)
 	MUST_HOLD(in->lock);
 bool fh_writable(uint64_t fh);
@@ -488,6 +494,7 @@ struct seal {
 	struct inode *in;
 	enum { SEAL_NOTHING, SEAL_VERSION, SEAL_CONFIRM } what;
 	bool final;
+	bool no_room; /* on NVMe: it stays as it is, being written */
 	int err;
 	struct stat st;    /* SEAL_VERSION: the content that is sealed */
 	struct version *v; /* until it is in the table */

@@ -185,7 +185,8 @@ static uint64_t fh_flags(int flags)
 {
 	uint64_t bits = 0;
 
-	if ((flags & O_ACCMODE) != O_RDONLY)
+	/* O_RDONLY|O_TRUNC changes the content, too. */
+	if ((flags & O_ACCMODE) != O_RDONLY || flags & O_TRUNC)
 		bits |= FH_WRITABLE;
 	if (flags & (O_SYNC | O_DSYNC))
 		bits |= FH_SYNC;
@@ -210,16 +211,19 @@ static void register_backing(struct engine *e, struct inode *in)
 	}
 }
 
-int handle_add_locked(struct engine *e, struct inode *in, int flags,
-		      uint64_t *fh)
+int handle_new(struct handle **out)
 {
-	CLEANUP(free_p) struct handle *fresh = calloc(1, sizeof(*fresh));
-	struct handle *h;
 	int r = FAULT("open.handle", -ENOMEM);
 
-	if (!fresh || r)
-		return -ENOMEM;
-	h = MOVE(fresh);
+	if (r < 0)
+		return r;
+	*out = calloc(1, sizeof(**out));
+	return *out ? 0 : -ENOMEM;
+}
+
+void handle_add_locked(struct engine *e, struct inode *in, int flags,
+		       struct handle *h)
+{
 	if (in->n_handles == 0) {
 		register_backing(e, in);
 		e->n_open++;
@@ -234,8 +238,6 @@ int handle_add_locked(struct engine *e, struct inode *in, int flags,
 		in->n_writers++;
 		in->n_unflushed++;
 	}
-	*fh = h->fh;
-	return 0;
 }
 
 struct handle *handle_find_locked(struct inode *in, uint64_t fh)

@@ -14,6 +14,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 
 #include "engine/core.h"
 #include "engine/version.h"
@@ -136,6 +137,8 @@ static int prepare_write_locked(struct engine *e, struct inode *in,
 		return r;
 	r = inode_log_unsealed_locked(e, in, rec->version);
 	if (r < 0) {
+		if (rec->version && in->backing)
+			version_take_back(e, rec->version, in->backing);
 		if (in->n_handles == 0)
 			inode_detach_locked(e, in);
 		return r;
@@ -151,17 +154,33 @@ static int prepare_write_locked(struct engine *e, struct inode *in,
 	return look_at(in, &in->sealed);
 }
 
+static void add_handle_locked(struct engine *e, struct inode *in, int flags,
+			      struct handle *h, struct open_reply *out)
+	MUST_HOLD(in->lock);
+static void add_handle_locked(struct engine *e, struct inode *in, int flags,
+			      struct handle *h, struct open_reply *out)
+{
+	handle_add_locked(e, in, flags, h);
+	out->fh = h->fh;
+	out->backing_id = in->served ? 0 : in->backing_id;
+	out->direct_io = in->served || file_is_sync(out->fh);
+}
+
 static int open_locked(struct engine *e, struct inode *in, int flags,
 		       struct open_reply *out, uint64_t *wait_for)
 	MUST_HOLD(in->lock);
 static int open_locked(struct engine *e, struct inode *in, int flags,
 		       struct open_reply *out, uint64_t *wait_for)
 {
+	CLEANUP(free_p) struct handle *h = NULL;
 	bool writable = (flags & O_ACCMODE) != O_RDONLY;
 	bool trunc = flags & O_TRUNC;
 	struct inode_rec rec;
 	int r;
 
+	r = handle_new(&h);
+	if (r < 0)
+		return r;
 	r = view_inode(meta_accepted(e->meta), in->ino, &rec);
 	if (r < 0)
 		return r == -ENOENT ? -ESTALE : r;
@@ -181,11 +200,7 @@ static int open_locked(struct engine *e, struct inode *in, int flags,
 			return r;
 		in->rdwr |= (flags & O_ACCMODE) == O_RDWR;
 	}
-	r = handle_add_locked(e, in, flags, &out->fh);
-	if (r < 0)
-		return r;
-	out->backing_id = in->served ? 0 : in->backing_id;
-	out->direct_io = in->served || file_is_sync(out->fh);
+	add_handle_locked(e, in, flags, MOVE(h), out);
 	return 0;
 }
 
@@ -278,19 +293,20 @@ static int create_locked(struct engine *e, struct inode *in, int flags,
 static int create_locked(struct engine *e, struct inode *in, int flags,
 			 uint64_t expected, struct open_reply *out)
 {
-	int r;
+	struct handle *h;
+	int r = handle_new(&h);
 
-	r = new_backing(e, in, expected);
 	if (r < 0)
 		return r;
+	r = new_backing(e, in, expected);
+	if (r < 0) {
+		free(h);
+		return r;
+	}
 	/* A new file needs its first seal, however it was opened. */
 	inode_begin_write_locked(e, in);
 	in->rdwr = (flags & O_ACCMODE) == O_RDWR;
-	r = handle_add_locked(e, in, flags, &out->fh);
-	if (r < 0)
-		return r;
-	out->backing_id = in->served ? 0 : in->backing_id;
-	out->direct_io = in->served || file_is_sync(out->fh);
+	add_handle_locked(e, in, flags, h, out);
 	return 0;
 }
 

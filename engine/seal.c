@@ -375,6 +375,28 @@ static bool is_orphan(struct engine *e, const struct inode *in)
 	return view_inode(meta_accepted(e->meta), in->ino, &rec) || !rec.nlink;
 }
 
+/*
+ * A version that NVMe has no room for would stop D, and with it the deletions
+ * that make room. close(2) has said so; the file counts as being written until
+ * there is room, or it is gone, and what was set aside for it goes back.
+ */
+static void refuse_locked(struct engine *e, struct inode *in, struct seal *s,
+			  uint64_t size) MUST_HOLD(in->lock);
+static void refuse_locked(struct engine *e, struct inode *in, struct seal *s,
+			  uint64_t size)
+{
+	s->final = false;
+	s->no_room = true;
+	lease_drop_nvme_locked(e, in);
+	if (in->error != -ENOSPC)
+		message_error("inode %lu: nvme has no room for its %lu bytes: "
+			      "it is not accepted until there is, or it is "
+			      "removed",
+			      (unsigned long)in->ino, (unsigned long)size);
+	in->error = -ENOSPC;
+	in->snapshot_ns = now_mono_ns();
+}
+
 void seal_begin_locked(struct engine *e, struct inode *in, bool final,
 		       struct seal *s)
 {
@@ -388,10 +410,14 @@ void seal_begin_locked(struct engine *e, struct inode *in, bool final,
 	s->err = look_at(in, &now);
 	if (s->err)
 		return;
-	if (changed_since_seal(e, in, &now))
+	if (!changed_since_seal(e, in, &now)) {
+		s->what = final ? SEAL_CONFIRM : SEAL_NOTHING;
+		return;
+	}
+	if (lease_nvme_locked(e, in, now.size) == -ENOSPC)
+		refuse_locked(e, in, s, now.size);
+	else
 		s->err = make_version_locked(e, in, s);
-	else if (final)
-		s->what = SEAL_CONFIRM;
 }
 
 static void sealed_locked(struct engine *e, struct inode *in,
@@ -410,6 +436,18 @@ static void sealed_locked(struct engine *e, struct inode *in,
 	in->snapshot_ns = now_mono_ns();
 }
 
+/* Whoever opened the file wrote nothing. */
+static void confirmed_locked(struct engine *e, struct inode *in)
+	MUST_HOLD(in->lock);
+static void confirmed_locked(struct engine *e, struct inode *in)
+{
+	struct inode_rec rec;
+
+	if (in->backing && !view_inode(meta_accepted(e->meta), in->ino, &rec) &&
+	    rec.version)
+		version_take_back(e, rec.version, in->backing);
+}
+
 int seal_finish_locked(struct engine *e, struct inode *in, const struct seal *s)
 {
 	if (has_version(s) && !s->err)
@@ -423,6 +461,8 @@ int seal_finish_locked(struct engine *e, struct inode *in, const struct seal *s)
 		return s->err;
 	if (!s->final)
 		return 0;
+	if (s->what == SEAL_CONFIRM && !s->err)
+		confirmed_locked(e, in);
 	in->written = in->rdwr = false;
 	in->sealed.valid = in->mark.valid = false;
 	lease_drop_nvme_locked(e, in); /* if nothing was sealed */
@@ -439,9 +479,12 @@ static int seal_now_locked(struct engine *e, struct inode *in, bool final)
 {
 	struct seal s;
 
+	int r;
+
 	seal_begin_locked(e, in, final, &s);
 	seals_log(e, &s, 1);
-	return seal_finish_locked(e, in, &s);
+	r = seal_finish_locked(e, in, &s);
+	return s.no_room ? -ENOSPC : r;
 }
 
 int seal_final_locked(struct engine *e, struct inode *in)

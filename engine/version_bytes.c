@@ -350,6 +350,35 @@ int version_preserve(struct engine *e, uint64_t id, struct backing *b)
 	return r;
 }
 
+void version_take_back(struct engine *e, uint64_t id, struct backing *b)
+{
+	struct versions *vs = &e->versions;
+	struct backing *own = NULL;
+	struct version_rec rec;
+	struct version *v;
+
+	if (b->version == id || view_version(meta_accepted(e->meta), id, &rec))
+		return;
+	if (rec.backing != b->id || rec.where != (uint32_t)b->where)
+		return;
+	mutex_lock(&vs->lock);
+	v = version_find_locked(vs, id);
+	if (v) {
+		backing_get(e, b);
+		own = v->backing;
+		v->backing = b;
+	}
+	mutex_unlock(&vs->lock);
+	if (!v && b->where == BACKING_NVME)
+		return; /* its record leads to the copy */
+	if (own)
+		backing_set_version(e, own, 0);
+	backing_set_version(e, b, id);
+	if (!v)
+		backing_recorded(e, id, 0); /* in DRAM once more */
+	backing_put(e, own);
+}
+
 /* -EAGAIN: not yet; record: it is flushed, and must be recorded. */
 static int ask_flushed_locked(struct versions *vs, uint64_t id, bool *record)
 	MUST_HOLD(vs->lock);

@@ -71,6 +71,21 @@ def test_a_seal_that_fails_is_not_passed(mode):
         m.close()
 
 
+def test_an_open_that_fails_truncates_nothing(mode):
+    sweep.need_faults()
+    m = sweep.Faulty(mode)
+    try:
+        assert m.begin("open.handle:2")
+        data = calls.noise(800_000)
+        f = calls.write(m.path / "f", data)
+        m.wait("nvme")
+        assert calls.errno_of(os.open, f, os.O_WRONLY | os.O_TRUNC)
+        assert m.fired()
+        assert calls.read(f) == data
+    finally:
+        m.close()
+
+
 @pytest.mark.parametrize("over", ["nothing", "directory", "symlink"])
 def test_a_rename_does_not_pass_it(mode, over):
     """Nor over something that is there: that frees room, as rm does, but it

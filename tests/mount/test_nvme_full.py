@@ -202,3 +202,24 @@ def test_mounting_on_a_full_disk(mode, disk):
         assert not mounted.is_mountpoint(one.path)
     finally:
         one.close()
+
+
+def test_room_is_made_after_a_close_that_failed(m):
+    """The trainer's save did not fit; it removes an old one. What failed is
+    accepted then, and until then holds up nobody else."""
+    old, new = m.path / "old", m.path / "new"
+    write(old, noise(300 * MB))
+    m.wait("nvme")
+    with pytest.raises(OSError) as e:
+        write(new, noise(300 * MB, "new"))
+    assert e.value.errno == errno.ENOSPC
+    if not new.exists():
+        return
+    size = new.stat().st_size
+    write(m.path / "another", data(1))
+    m.wait("nvme")
+    os.unlink(old)
+    until(lambda: os.getxattr(new, "user.ckpt.state") == b"nvme", 30)
+    m.lose_dram()
+    assert read(new) == noise(300 * MB, "new")[:size]
+    assert read(m.path / "another") == data(1)

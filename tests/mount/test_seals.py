@@ -406,6 +406,40 @@ def test_opened_for_writing_and_nothing_written(fresh):
         os.unlink(f)
 
 
+def test_opened_and_not_written_then_the_daemon_dies(fresh):
+    """Before D: the DRAM file is all there is, also of a small file that
+    somebody reads meanwhile."""
+    m = fresh(dram="256M", flush_rate="8M")
+    write(m.path / "before", noise(40 * MB))
+    contents = {"large": NEW, "small": b"small"}
+    for name, data in contents.items():
+        write(m.path / name, data)
+    with opened(m.path / "small", os.O_RDONLY):
+        time.sleep(0.5)  # the flush of the two is done
+        for name in contents:
+            os.close(os.open(m.path / name, os.O_RDWR))
+    time.sleep(0.3)
+    m.kill()
+    m.unmount(lazy=True)
+    m.start()
+    for name, data in contents.items():
+        assert read(m.path / name) == data
+
+
+def test_truncated_by_a_reader(fresh):
+    """open(O_RDONLY|O_TRUNC) is a change as any other: sealed before what
+    comes after it."""
+    m = fresh()
+    f = write(m.path / "latest", b"step-1")
+    m.wait("nvme")
+    os.close(os.open(f, os.O_RDONLY | os.O_TRUNC))
+    os.mkdir(m.path / "step-2")
+    with opened(m.path, os.O_RDONLY) as fd:
+        os.fsync(fd)
+    m.lose_dram()
+    assert read(f) == b"" and (m.path / "step-2").is_dir()
+
+
 @pytest.mark.parametrize("store", [False, True])
 def test_renamed_before_close(fresh, store):
     """As safetensors does it, through a descriptor that reads, too. What the
