@@ -6,7 +6,7 @@
  * that fails makes it stand still and try again, and R with it; nothing else.
  *
  * Invariants
- *  1. R moves only after the remote has synced what R covers.
+ *  1. R moves only after the remote has synced what R covers, whoever did it.
  *  2. After a crash, what is repeated is idempotent: see publish_replay.c.
  *  3. A step to a later number is noted before it begins, and finished before
  *     anything is replayed again.
@@ -256,13 +256,15 @@ void step_over(struct publisher *p, const char *path, int err)
 
 int checkpoint(struct publisher *p)
 {
-	const bool sync = p->n_pending;
+	const bool moves = p->done_seq > meta_remote_seq(p->m);
+	const bool sync = p->n_pending || (p->unsynced && moves);
 	int err = 0;
 
 	if (sync) {
 		err = remote_enter(p);
 		if (!err)
-			err = remote_leave(p, p->r->ops->sync(p->r));
+			err = remote_leave(p,
+					   p->r->ops->sync(p->r, p->unsynced));
 	}
 	if (err && err != -ECANCELED) {
 		p->over.path = "";
@@ -270,12 +272,13 @@ int checkpoint(struct publisher *p)
 		err = wait_backoff(p, &p->over);
 		return err ? err : PUB_START_OVER;
 	}
-	if (!err && p->done_seq > meta_remote_seq(p->m))
+	if (!err && moves)
 		err = meta_set_remote_seq(p->m, p->done_seq, sync);
 	if (err)
 		return err;
 	p->n_pending = 0;
 	p->pending = CLASS_NONE;
+	p->unsynced &= !sync;
 	goes_on(p, &p->over);
 	return 0;
 }
@@ -386,6 +389,7 @@ static int start_over(struct publisher *p, int err)
 
 	window_clear(p);
 	replay_from_remote_seq(p);
+	p->unsynced = true;
 	if (err == PUB_START_OVER)
 		return 0; /* has waited */
 	snprintf(why, sizeof(why), "cannot read what is to be published: %s",
@@ -511,6 +515,7 @@ int publish_start(struct engine *e, struct meta *m, struct remote *r,
 	p->r = remote_hold(r);
 	p->refs = 1;
 	p->pin = UINT64_MAX;
+	p->unsynced = true;
 	p->started_seq = meta_nvme_seq(m);
 	p->read_seq = p->done_seq = meta_remote_seq(m);
 	for (int i = 0; i < N_STAGERS && !err; i++)

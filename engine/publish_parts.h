@@ -108,6 +108,9 @@ struct publisher {
 	uint64_t done_seq;  /* all events up to here are on the remote */
 	unsigned n_pending; /* of them not covered by a synced R */
 	enum event_class pending;
+	bool unsynced; /* the remote shows more than we know to be synced: what
+			  a daemon before us did, or we before a failure. The
+			  replay finds it done and does nothing about it */
 	struct folders { /* whose mtime moved by what was done in them */
 		char **path;
 		size_t n, cap;

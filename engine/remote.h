@@ -133,8 +133,12 @@ struct remote_ops {
 	ssize_t (*read_object)(struct remote_object *o, void *buf, size_t len,
 			       uint64_t off);
 	void (*close_object)(struct remote_object *o);
-	/* Everything done so far survives a power cut of the remote. */
-	int (*sync)(struct remote *r);
+	/*
+	 * Everything done so far survives a power cut of the remote. all:
+	 * also what this attachment did not do itself (a daemon that died),
+	 * and what it did before a sync() that failed.
+	 */
+	int (*sync)(struct remote *r, bool all);
 	/* Can it be written (before attach(): could it be)? Bounded in time;
 	 * *why (may be set) one line. */
 	int (*probe)(struct remote *r, char *why, size_t why_len);

@@ -82,7 +82,7 @@ static inline struct remote_dir *remote_dir(struct remote *r)
 MUST_CHECK int dir_attach(struct remote *r, char id[REMOTE_ID_ROOM], char *why,
 			  size_t why_len);
 MUST_CHECK int dir_probe(struct remote *r, char *why, size_t why_len);
-MUST_CHECK int dir_sync(struct remote *r);
+MUST_CHECK int dir_sync(struct remote *r, bool all);
 void dir_close(struct remote *r);
 
 /*

@@ -21,6 +21,7 @@
 #include "engine/remote_dir.h"
 #include "engine/thread.h"
 #include "metadata/bytes.h"
+#include "metadata/fault.h"
 #include "metadata/log_message.h"
 
 #define PATIENCE_S 5
@@ -497,23 +498,45 @@ static unsigned dirty_take(struct remote_dir *d, struct dirty out[N_DIRTY])
 }
 
 /*
- * On an error the set is empty all the same: fsync tells of one failure once,
- * so trying again would prove nothing. The caller must do its work again.
+ * What is not in the set. The folders by themselves, too: syncfs() does not
+ * reach a filesystem whose server is a process (FUSE).
  */
-int dir_sync(struct remote *r)
+static int sync_all(struct remote_dir *d)
+{
+	CLEANUP(root_putp) struct dir_root *root = NULL;
+	int err = root_get(d, &root);
+
+	if (err)
+		return err;
+	if (syncfs(root->fd))
+		return -errno;
+	err = fsync_any(root->versions);
+	if (!err && root->names >= 0)
+		err = fsync_any(root->names);
+	if (!err)
+		err = fsync_any(root->own);
+	return err ? err : fsync_any(root->fd);
+}
+
+/*
+ * On an error the set is empty all the same: fsync tells of one failure once,
+ * so trying again would prove nothing. The caller must ask for all then.
+ */
+int dir_sync(struct remote *r, bool all)
 {
 	struct remote_dir *d = remote_dir(r);
 	struct dirty set[N_DIRTY];
 	unsigned n = dirty_take(d, set);
-	int err = 0;
+	const int fault = FAULT("remote.sync", -EIO);
+	int err = fault;
 
 	for (unsigned i = 0; i < n; i++) {
-		int e = fsync_any(set[i].fd);
+		int e = fault ? fault : fsync_any(set[i].fd);
 
 		err = err ? err : e;
 		close(set[i].fd);
 	}
-	return err;
+	return err || !all ? err : sync_all(d);
 }
 
 /* true: x is in the set, which owns its descriptor then. */

@@ -3,9 +3,11 @@
 daemon is killed meanwhile. Saves go on, what is seen on the remote is always
 complete, and in the end it is what the mount shows."""
 import os
+import pathlib
 import random
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -15,6 +17,7 @@ import journal
 import mounted
 import power
 import steps
+import sweep
 
 pytestmark = [pytest.mark.modes("passthrough", "served"), pytest.mark.root]
 MB = 1 << 20
@@ -134,6 +137,53 @@ def test_another_one_in_its_place(fresh):
         os.rename(away, m.remote_dir)
         job.is_away = False
         job.converge()
+
+
+@pytest.fixture
+def stored(mode):
+    """A mount, not up yet, and the disk that its remote is to lie on."""
+    base = pathlib.Path(tempfile.mkdtemp(prefix="ckptfs-crash-",
+                                         dir=mounted.TEST_DIR))
+    m, disk = sweep.Faulty(mode, base=base, remote=True), None
+    try:
+        disk = power.Image(m.remote_dir, "xfs", 512 << 20)
+        m.options["remote"] = f"dir:{disk.path}/store"
+        yield m, disk
+    finally:
+        m.close()
+        if disk:
+            disk.close()
+        mounted.drop(base)
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("fault", ["remote.renamed:kill", "remote.sync"])
+def test_power_cut_of_the_remote(stored, fault):
+    """What was done and not synced, by a daemon that died or before a sync
+    that failed, is found done when it is repeated; R waits all the same until
+    it is synced."""
+    sweep.need_faults()
+    m, disk = stored
+    m.start()
+    os.mkdir(m.path / "d")
+    calls.write(m.path / "d" / "old", calls.noise(MB, 1))
+    m.wait("remote")
+    m.stop()
+    os.sync()
+    assert m.begin(fault)
+    os.rename(m.path / "d" / "old", m.path / "d" / "new")
+    if "kill" in fault:
+        m.process.wait(20)
+        m.unmount(lazy=True)
+        m.start()
+    m.wait("remote", timeout=30)
+    assert m.fired()
+    disk.shutdown()
+    m.kill()
+    m.unmount(lazy=True)
+    disk.umount()
+    disk.mount()
+    assert os.listdir(disk.path / "store" / "d") == ["new"]
 
 
 class Small:

@@ -75,7 +75,7 @@ static void goes_there_and_back(struct remote *r, const char *dir)
 	CHECK_STR(names, "step-1 ");
 	CHECK_EQ(n_entries(at(dir, ".ckptfs/staged")), 0);
 	CHECK_EQ(n_entries(at(dir, ".ckptfs/versions")), 2);
-	CHECK_EQ(r->ops->sync(r), 0);
+	CHECK_EQ(r->ops->sync(r, false), 0);
 
 	/* Again: done is done; unstaging what is placed takes nothing away. */
 	CHECK_EQ(r->ops->place(r, "step-1/rank0.pt", &a), 0);
