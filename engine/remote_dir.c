@@ -223,8 +223,8 @@ static int dir_remove(struct remote *r, const char *path)
 		return errno == EEXIST ? -ENOTEMPTY : -errno;
 	(void)!FAULT("remote.removed", 0);
 	before_forget(j.root, &before, "");
-	name_remove(j.root, path);
-	return dirty_add(j.d, j.at.parent);
+	err = name_remove(j.root, path);
+	return err ? err : dirty_add(j.d, j.at.parent);
 }
 
 /* ---- rename ----------------------------------------------------------- */
@@ -281,9 +281,10 @@ static int dir_rename(struct remote *r, const char *from, const char *to)
 	if (err)
 		return err;
 	(void)!FAULT("remote.renamed", 0);
-	names_remove(j.root, &names);
 	before_forget(j.root, &gone, was.tag);
-	err = dirty_add(j.d, j.at.parent);
+	err = names_remove(j.root, &names);
+	if (!err)
+		err = dirty_add(j.d, j.at.parent);
 	return err ? err : dirty_add(j.d, p.parent);
 }
 
@@ -334,9 +335,11 @@ static int dir_exchange(struct remote *r, const char *a, const char *b)
 		err = exchange(&j, &p);
 	if (err)
 		return err;
-	names_remove(j.root, &of_a);
-	names_remove(j.root, &of_b);
-	err = names_write(j.root, &of_a, a, b);
+	err = names_remove(j.root, &of_a);
+	if (!err)
+		err = names_remove(j.root, &of_b);
+	if (!err)
+		err = names_write(j.root, &of_a, a, b);
 	if (!err)
 		err = names_write(j.root, &of_b, b, a);
 	if (!err)

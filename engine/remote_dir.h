@@ -41,6 +41,7 @@ void remote_dir_without_xattrs(struct remote *r);
 
 /* One attachment. Kept by whoever works in it while another replaces it. */
 struct dir_root {
+	struct remote_dir *d; /* outlives it, for who has a root holds d */
 	_Atomic unsigned refs;
 	int fd, own, staged, versions; /* immutable */
 	_Atomic int names;             /* -1 while there is no such folder */
@@ -92,7 +93,8 @@ void dir_close(struct remote *r);
 MUST_CHECK int root_get(struct remote_dir *d, struct dir_root **out);
 void root_put(struct dir_root *root); /* NULL allowed */
 void root_putp(struct dir_root **root);
-/* Folder of path-keyed records. -ENOENT: there is none, and !make. */
+/* Folder of path-keyed records, which is added to what needs fsync if it is
+ * made here. -ENOENT: there is none, and !make. */
 MUST_CHECK int root_names(struct dir_root *root, bool make, int *fd);
 /* fd (which is duplicated) needs fsync. */
 MUST_CHECK int dirty_add(struct remote_dir *d, int fd);
@@ -145,7 +147,10 @@ void sidecar_fini(struct sidecar *s);
 /* -EBADMSG: not a whole record; -EOPNOTSUPP: a newer one */
 MUST_CHECK int sidecar_decode(const void *rec, size_t len, struct sidecar *out);
 
-/* versions/<tag>. Written synced, atomically. */
+/*
+ * versions/<tag>. Written synced, atomically; the name needs fsync, as all
+ * that is made and removed by path does: the next sync() sees to it.
+ */
 MUST_CHECK int sidecar_write(struct dir_root *root, const struct sidecar *s);
 MUST_CHECK int sidecar_read(struct dir_root *root, const char *tag,
 			    struct sidecar *out);
@@ -154,7 +159,8 @@ void sidecar_remove(struct dir_root *root, const char *tag);
 MUST_CHECK int name_write(struct dir_root *root, const struct sidecar *s);
 MUST_CHECK int name_read(struct dir_root *root, const char *path,
 			 struct sidecar *out);
-void name_remove(struct dir_root *root, const char *path);
+/* None there is success. */
+MUST_CHECK int name_remove(struct dir_root *root, const char *path);
 /* The record speaks of what st shows. */
 bool sidecar_fits(const struct sidecar *s, const struct stat *st);
 
@@ -168,7 +174,7 @@ MUST_CHECK int names_collect(struct remote_dir *d, struct dir_root *root,
 /* Writes them again for the path that `from` has become or will become. */
 MUST_CHECK int names_write(struct dir_root *root, const struct names *ns,
 			   const char *from, const char *to);
-void names_remove(struct dir_root *root, const struct names *ns);
+MUST_CHECK int names_remove(struct dir_root *root, const struct names *ns);
 void names_fini(struct names *ns);
 
 /* ---- attributes ------------------------------------------------------- */

@@ -254,7 +254,7 @@ int plain_set_attr(struct remote_dir *d, struct dir_root *root, struct node *n,
 		left.path = strdup(path);
 		err = left.path ? name_write(root, &left) : -ENOMEM;
 	} else if (!err) {
-		name_remove(root, path);
+		err = name_remove(root, path);
 	}
 	sidecar_fini(&left);
 	return err ? err : node_dirty(d, n);

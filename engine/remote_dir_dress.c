@@ -136,7 +136,7 @@ void staged_remove(struct remote_dir *d, struct dir_root *root,
 		sidecar_remove(root, tag);
 	if (n.by_name) {
 		staged_path(name, path);
-		name_remove(root, path);
+		(void)!name_remove(root, path); /* litter */
 	}
 }
 

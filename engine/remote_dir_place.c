@@ -44,8 +44,7 @@ static int label_for(struct dir_root *root, const struct node *n,
 	if (n->by_name && tag[0])
 		return staged_write_name(root, path, tag, &n->st);
 	/* What stood there for another object is litter. */
-	name_remove(root, path);
-	return 0;
+	return name_remove(root, path);
 }
 
 /* temp in staged/ becomes the object at path. */
@@ -75,11 +74,10 @@ static int move_in(struct remote_dir *d, struct dir_root *root,
 	(void)!FAULT("remote.placed", 0);
 	if (n.by_name) {
 		staged_path(temp, was_path);
-		name_remove(root, was_path);
+		err = name_remove(root, was_path);
 	}
 	before_forget(root, &before, tag);
-	err = dirty_add(d, p.parent);
-	return err ? err : dirty_add(d, root->versions);
+	return err ? err : dirty_add(d, p.parent);
 }
 
 /* ---- place ------------------------------------------------------------ */

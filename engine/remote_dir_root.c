@@ -125,7 +125,7 @@ int root_names(struct dir_root *root, bool make, int *fd)
 	if (!atomic_compare_exchange_strong(&root->names, &none, fresh))
 		close(fresh);
 	*fd = root->names;
-	return 0;
+	return make ? dirty_add(root->d, root->own) : 0;
 }
 
 /* ---- the marker ------------------------------------------------------- */
@@ -302,6 +302,7 @@ static int attach(struct remote_dir *d, char id[REMOTE_ID_ROOM], char *why,
 	root = calloc(1, sizeof(*root));
 	if (!root)
 		return -ENOMEM;
+	root->d = d;
 	root->refs = 1;
 	root->own = root->staged = root->versions = NO_FD;
 	root->names = NO_FD;

@@ -224,7 +224,8 @@ int sidecar_decode(const void *rec, size_t len, struct sidecar *out)
 /* ---- files ------------------------------------------------------------ */
 
 /* Nobody else writes this name: one writer a tag, and one publisher. */
-static int record_write(int dir, const char *name, const struct sidecar *s)
+static int record_write(struct dir_root *root, int dir, const char *name,
+			const struct sidecar *s)
 {
 	CLEANUP(bytes_fini) struct bytes b = { 0 };
 	char temp[TAG_LEN + 8];
@@ -248,7 +249,7 @@ static int record_write(int dir, const char *name, const struct sidecar *s)
 		err = -errno;
 	if (err)
 		(void)unlinkat(dir, temp, 0);
-	return err;
+	return err ? err : dirty_add(root->d, dir);
 }
 
 static int record_read(int dir, const char *name, struct sidecar *out)
@@ -273,7 +274,7 @@ static int record_read(int dir, const char *name, struct sidecar *out)
 
 int sidecar_write(struct dir_root *root, const struct sidecar *s)
 {
-	return record_write(root->versions, s->tag, s);
+	return record_write(root, root->versions, s->tag, s);
 }
 
 /* A tag comes from the store: it must not lead anywhere. */
@@ -321,7 +322,7 @@ int name_write(struct dir_root *root, const struct sidecar *s)
 	if (err)
 		return err;
 	name_of(s->path, name);
-	return record_write(dir, name, s);
+	return record_write(root, dir, name, s);
 }
 
 int name_read(struct dir_root *root, const char *path, struct sidecar *out)
@@ -340,15 +341,18 @@ int name_read(struct dir_root *root, const char *path, struct sidecar *out)
 	return err;
 }
 
-void name_remove(struct dir_root *root, const char *path)
+/* A record that came back after a power cut would win over the object. */
+int name_remove(struct dir_root *root, const char *path)
 {
 	char name[17];
-	int dir;
+	int dir, err = root_names(root, false, &dir);
 
-	if (root_names(root, false, &dir))
-		return;
+	if (err)
+		return err == -ENOENT ? 0 : err;
 	name_of(path, name);
-	(void)unlinkat(dir, name, 0);
+	if (unlinkat(dir, name, 0))
+		return errno == ENOENT ? 0 : -errno;
+	return dirty_add(root->d, dir);
 }
 
 void names_fini(struct names *ns)
@@ -470,8 +474,11 @@ int names_write(struct dir_root *root, const struct names *ns, const char *from,
 	return 0;
 }
 
-void names_remove(struct dir_root *root, const struct names *ns)
+int names_remove(struct dir_root *root, const struct names *ns)
 {
-	for (size_t i = 0; i < ns->n; i++)
-		name_remove(root, ns->all[i].path);
+	int err = 0;
+
+	for (size_t i = 0; i < ns->n && !err; i++)
+		err = name_remove(root, ns->all[i].path);
+	return err;
 }
