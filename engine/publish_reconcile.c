@@ -234,7 +234,6 @@ static int make_dir(struct reconcile *rc, const char *path)
 		err = attr_of(rc->v, &rec, &attr);
 	if (err)
 		return err;
-	attr.mode |= S_IRWXU; /* as long as things are put into it */
 	err = ON_REMOTE(p, path, p->r->ops->mkdir(p->r, path, &attr));
 	if (err != -EEXIST)
 		return err;

@@ -1,114 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The remote kind `dir:`: an object is a file of its own name in a directory
- * of any POSIX filesystem (NFS, Lustre, a disk). Here: paths, the operations
- * on names, reading, and the vtable. The other parts: remote_dir.h.
+ * of any POSIX filesystem (NFS, Lustre, a disk). Here: the operations on
+ * names, reading, and the vtable. The other parts: remote_dir.h.
  */
 #include "engine/remote_dir.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/openat2.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/statvfs.h>
-#include <sys/syscall.h>
 
 #include "engine/fd_io.h"
 #include "metadata/fault.h"
 
-/* ---- paths ------------------------------------------------------------ */
-
-static bool is_bad_part(const char *s, size_t len)
-{
-	return !len || len > META_NAME_MAX || (len == 1 && s[0] == '.') ||
-	       (len == 2 && s[0] == '.' && s[1] == '.');
-}
-
-/* The root ("") is fine; what is ours is not. */
-static bool path_is_good(const char *path)
-{
-	const size_t own = strlen(REMOTE_PREFIX);
-	const char *p = path;
-
-	if (!*path)
-		return true;
-	if (strlen(path) >= META_PATH_MAX ||
-	    (!strncmp(path, REMOTE_PREFIX, own) &&
-	     (path[own] == '/' || !path[own])))
-		return false;
-	for (;;) {
-		size_t len = strcspn(p, "/");
-
-		if (is_bad_part(p, len))
-			return false;
-		if (!p[len])
-			return true;
-		p += len + 1;
-	}
-}
-
-/* Part by part, for kernels and sandboxes without openat2. */
-static int walk_beneath(int root, char *path, int flags)
-{
-	int at = fcntl(root, F_DUPFD_CLOEXEC, 0);
-	char *save = NULL;
-	const char *part;
-
-	for (part = strtok_r(path, "/", &save); part && at >= 0;
-	     part = strtok_r(NULL, "/", &save)) {
-		int next = openat(at, part, flags);
-		int err = errno;
-
-		close(at);
-		errno = err;
-		at = next;
-	}
-	return at < 0 ? -errno : at;
-}
-
-static int open_beneath(int root, char *path)
-{
-	const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-	struct open_how how = {
-		.flags = (uint64_t)flags,
-		.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS,
-	};
-	long fd = syscall(SYS_openat2, root, path, &how, sizeof(how));
-
-	if (fd >= 0)
-		return (int)fd;
-	if (errno == ENOSYS || errno == EPERM)
-		return walk_beneath(root, path, flags);
-	return errno == ELOOP || errno == EXDEV ? -ENOTDIR : -errno;
-}
-
-int place_open(struct dir_root *root, const char *path, struct place *out)
-{
-	const char *slash = strrchr(path, '/');
-	char parent[META_PATH_MAX] = ".";
-	int fd;
-
-	if (!path_is_good(path))
-		return -EINVAL;
-	if (slash)
-		snprintf(parent, sizeof(parent), "%.*s", (int)(slash - path),
-			 path);
-	fd = open_beneath(root->fd, parent);
-	if (fd < 0)
-		return fd;
-	out->parent = fd;
-	out->name = slash ? slash + 1 : *path ? path : ".";
-	return 0;
-}
-
-void place_close(struct place *p)
-{
-	if (p->parent >= 0)
-		close(p->parent);
-	p->parent = -1;
-}
+/* ---- jobs ------------------------------------------------------------- */
 
 /* What an operation on one name needs. */
 struct job {
@@ -123,6 +31,7 @@ static void job_end(struct job *j)
 	root_put(j->root);
 }
 
+/* To look at what is there. */
 static int job_begin(struct remote *r, const char *path, struct job *j)
 {
 	int err;
@@ -130,6 +39,16 @@ static int job_begin(struct remote *r, const char *path, struct job *j)
 	*j = (struct job){ .d = remote_dir(r), .at = { .parent = -1 } };
 	err = root_get(j->d, &j->root);
 	return err ? err : place_open(j->root, path, &j->at);
+}
+
+/* To make it another one. */
+static int job_change(struct remote *r, const char *path, struct job *j)
+{
+	int err;
+
+	*j = (struct job){ .d = remote_dir(r), .at = { .parent = -1 } };
+	err = root_get(j->d, &j->root);
+	return err ? err : place_change(j->root, path, &j->at);
 }
 
 /* ---- names ------------------------------------------------------------ */
@@ -150,7 +69,7 @@ static int dir_mkdir(struct remote *r, const char *path,
 {
 	CLEANUP(job_end) struct job j;
 	struct stat st;
-	int err = job_begin(r, path, &j);
+	int err = job_change(r, path, &j);
 
 	if (err)
 		return err;
@@ -180,7 +99,7 @@ static int dir_symlink(struct remote *r, const char *path,
 	CLEANUP(job_end) struct job j;
 	struct before before;
 	char temp[64];
-	int err = job_begin(r, path, &j);
+	int err = job_change(r, path, &j);
 
 	if (err)
 		return err;
@@ -207,7 +126,7 @@ static int dir_remove(struct remote *r, const char *path)
 {
 	CLEANUP(job_end) struct job j;
 	struct before before;
-	int flags, err = *path ? job_begin(r, path, &j) : -EINVAL;
+	int flags, err = *path ? job_change(r, path, &j) : -EINVAL;
 
 	if (!*path)
 		j = (struct job){ .at = { .parent = -1 } };
@@ -257,7 +176,7 @@ static int dir_rename(struct remote *r, const char *from, const char *to)
 	CLEANUP(place_close) struct place p = { .parent = -1 };
 	CLEANUP(names_fini) struct names names = { 0 };
 	struct before was, gone;
-	int err = job_begin(r, from, &j);
+	int err = job_change(r, from, &j);
 
 	if (err == -ENOTDIR)
 		return -ENOENT;
@@ -267,7 +186,7 @@ static int dir_rename(struct remote *r, const char *from, const char *to)
 		err = -ENOENT;
 	if (err)
 		return err;
-	err = place_open(j.root, to, &p);
+	err = place_change(j.root, to, &p);
 	if (err == -ENOENT)
 		return -ENOTDIR; /* not: from is not there */
 	if (!err)
@@ -323,10 +242,10 @@ static int dir_exchange(struct remote *r, const char *a, const char *b)
 	CLEANUP(place_close) struct place p = { .parent = -1 };
 	CLEANUP(names_fini) struct names of_a = { 0 };
 	CLEANUP(names_fini) struct names of_b = { 0 };
-	int err = job_begin(r, a, &j);
+	int err = job_change(r, a, &j);
 
 	if (!err)
-		err = place_open(j.root, b, &p);
+		err = place_change(j.root, b, &p);
 	if (!err)
 		err = names_collect(j.d, j.root, a, &of_a);
 	if (!err)
@@ -373,13 +292,14 @@ static int dir_list(struct remote *r, const char *path,
 
 	if (err)
 		return err;
-	fd = openat(j.at.parent, j.at.name,
-		    O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	dir = fd < 0 ? NULL : fdopendir(fd);
+	fd = open_anyway(j.at.parent, j.at.name,
+			 O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0)
+		return fd == -ELOOP ? -ENOTDIR : fd;
+	dir = fdopendir(fd);
 	if (!dir) {
-		err = errno == ELOOP ? -ENOTDIR : -errno;
-		if (fd >= 0)
-			close(fd);
+		err = -errno;
+		close(fd);
 		return err;
 	}
 	err = list_open(dir, !*path, fn, arg);
@@ -392,10 +312,10 @@ static int open_file(const struct place *at, int *fd)
 {
 	struct stat st;
 
-	*fd = openat(at->parent, at->name,
-		     O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	*fd = open_anyway(at->parent, at->name,
+			  O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	if (*fd < 0)
-		return errno == ELOOP ? -EINVAL : -errno;
+		return *fd == -ELOOP ? -EINVAL : *fd;
 	if (!fstat(*fd, &st) && S_ISREG(st.st_mode))
 		return 0;
 	close(*fd);

@@ -6,6 +6,7 @@
  * remote_dir_without_xattrs().
  *
  *   remote_dir.c          the operations on names, and the vtable
+ *   remote_dir_path.c     the way to a name, also where it is closed
  *   remote_dir_root.c     the connection: root, marker, what needs fsync
  *   remote_dir_stage.c    bytes: stage, restage, unstage
  *   remote_dir_dress.c    what a staged file wears
@@ -103,18 +104,37 @@ void temp_name(struct remote_dir *d, char out[64]);
 
 /* ---- paths ------------------------------------------------------------ */
 
+/* Mode bits that something of ours lacked and has for the moment. */
+struct lent {
+	int fd;         /* borrowed */
+	mode_t was, is; /* is 0: nothing is lent */
+};
+/* Gives what fd shows the bits need (S_I?USR), if it is ours and we are held
+ * up without; lent_back() takes them away. Nothing to do is success. */
+MUST_CHECK int lend(int fd, mode_t need, struct lent *out);
+void lent_back(struct lent *l);
+
 /* A checked path, its parent open. */
 struct place {
 	int parent;
 	const char *name; /* in the caller's path; "." for the root */
+	struct lent lent; /* of the parent */
 };
 /*
+ * To look at what is there; to change which name leads where. The parent has
+ * the rights that needs until place_close().
+ *
  * -EINVAL  a path that cannot be (or lies under .ckptfs)
  * -ENOENT, -ENOTDIR  the parent is not there
  */
 MUST_CHECK int place_open(struct dir_root *root, const char *path,
 			  struct place *out);
+MUST_CHECK int place_change(struct dir_root *root, const char *path,
+			    struct place *out);
 void place_close(struct place *p);
+/* openat(), to read, or to fsync: also if we closed it to ourselves. A
+ * descriptor, or -errno. */
+MUST_CHECK int open_anyway(int at, const char *name, int flags);
 
 /* What is at a name: an O_PATH descriptor, never that of a link's target. */
 struct node {
@@ -125,6 +145,11 @@ struct node {
 };
 MUST_CHECK int node_open(int parent, const char *name, struct node *out);
 void node_close(struct node *n);
+/* As open_anyway(), of what the node is. */
+MUST_CHECK int node_reopen(const struct node *n, int flags);
+/* getxattr(), likewise: it wants the right to read. -1, errno. */
+ssize_t node_xattr(const struct node *n, const char *name, void *value,
+		   size_t len);
 MUST_CHECK int node_stat(struct node *n);
 /* The filesystem or our rights do not allow it; the sidecar will tell. */
 bool is_refusal(int err);

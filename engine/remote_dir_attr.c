@@ -238,7 +238,7 @@ static int node_dirty(struct remote_dir *d, const struct node *n)
 
 	if (S_ISLNK(n->st.st_mode))
 		return 0;
-	fd = open(n->proc, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	fd = node_reopen(n, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	return fd < 0 ? 0 : dirty_add(d, fd);
 }
 
@@ -347,7 +347,7 @@ static int get_xattr(const struct node *n, const char *name,
 	CLEANUP(free_p) void *value = NULL;
 
 	for (int i = 0; i < ATTEMPTS; i++) {
-		ssize_t len = getxattr(n->proc, name, NULL, 0);
+		ssize_t len = node_xattr(n, name, NULL, 0);
 
 		if (len < 0)
 			return errno == ENODATA || is_xattr_refusal(-errno)
@@ -357,7 +357,7 @@ static int get_xattr(const struct node *n, const char *name,
 		value = malloc((size_t)len + 1);
 		if (!value)
 			return -ENOMEM;
-		len = getxattr(n->proc, name, value, (size_t)len + 1);
+		len = node_xattr(n, name, value, (size_t)len + 1);
 		if (len >= 0)
 			return remote_attr_set_xattr(out, name, value,
 						     (size_t)len);

@@ -146,14 +146,16 @@ int staged_copy(struct remote_dir *d, struct dir_root *root,
 {
 	char tag[TAG_LEN];
 	CLEANUP(close_p)
-	int src = openat(from->parent, from->name,
-			 O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	int src = open_anyway(from->parent, from->name,
+			      O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	CLEANUP(close_p)
 	int dst = src < 0 ? -1
 			  : openat(root->staged, temp,
 				   O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	int err;
 
+	if (src < 0)
+		return src;
 	if (dst < 0)
 		return -errno;
 	err = staged_new_tag(attr->identity, tag);

@@ -47,6 +47,22 @@ void node_close(struct node *n)
 	n->fd = -1;
 }
 
+ssize_t node_xattr(const struct node *n, const char *name, void *value,
+		   size_t len)
+{
+	ssize_t got = getxattr(n->proc, name, value, len);
+	struct lent lent;
+	int err;
+
+	if (got >= 0 || errno != EACCES || lend(n->fd, S_IRUSR, &lent))
+		return got;
+	got = getxattr(n->proc, name, value, len);
+	err = errno;
+	lent_back(&lent);
+	errno = err;
+	return got;
+}
+
 /* The filesystem or our rights do not allow it; the sidecar will tell. */
 bool is_refusal(int err)
 {
@@ -91,7 +107,7 @@ int node_label(struct remote_dir *d, struct dir_root *root, struct node *n,
 		return 0;
 	errno = EOPNOTSUPP;
 	if (!d->no_xattrs)
-		len = getxattr(n->proc, TAG_XATTR, tag, TAG_LEN - 1);
+		len = node_xattr(n, TAG_XATTR, tag, TAG_LEN - 1);
 	if (len >= 0) {
 		tag[len] = '\0';
 		return 0;

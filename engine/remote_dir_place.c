@@ -55,7 +55,7 @@ static int move_in(struct remote_dir *d, struct dir_root *root,
 	CLEANUP(node_close) struct node n = { .fd = -1 };
 	char tag[TAG_LEN], was_path[META_NAME_MAX + 1];
 	struct before before;
-	int err = place_open(root, path, &p);
+	int err = place_change(root, path, &p);
 
 	if (!err)
 		err = before_look(d, root, &p, path, &before);
@@ -94,10 +94,9 @@ static int dress_again(struct remote_dir *d, struct dir_root *root,
 		err = staged_new_tag(attr->identity, tag);
 	if (err)
 		return err;
-	fd = openat(root->staged, attr->identity,
-		    O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	fd = node_reopen(&n, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
-		return -errno;
+		return fd;
 	return staged_dress(d, root, fd, attr->identity, attr->identity, tag,
 			    attr);
 }

@@ -233,10 +233,10 @@ static int share_part(struct remote_dir *d, struct dir_root *root,
 		return err;
 	if (linkat(from->parent, from->name, root->staged, part, 0))
 		return -EOPNOTSUPP;
-	fd = openat(root->staged, part,
-		    O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	fd = open_anyway(root->staged, part,
+			 O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	if (fd < 0)
-		return -errno;
+		return fd;
 	err = staged_dress(d, root, fd, part, attr->identity, tag, attr);
 	if (!err && !was.by_name)
 		sidecar_remove(root, was.tag); /* of the label it had */

@@ -144,3 +144,30 @@ def test_read_only_for_us(fresh, mode):
         os.chmod(folder, 0o700)
     m.wait("remote", timeout=60)
     assert read(m.remote_dir / "b") == b"b"
+
+
+def test_what_is_closed_to_its_owner(fresh):
+    """Modes that lock the daemon out as they lock out the user do not hold up
+    what the log says."""
+    m = fresh(remote=True)
+    os.mkdir(m.path / "d")
+    write(m.path / "d" / "x", b"x")
+    write(m.path / "f", b"secret")
+    os.chmod(m.path / "f", 0o200)
+    os.link(m.path / "f", m.path / "g")
+    os.chmod(m.path / "d", 0o555)
+    m.wait("remote", timeout=30)
+    assert os.lstat(m.remote_dir / "g").st_mode & 0o777 == 0o200
+    take_away(m)
+    for i in range(6):  # versions that are gone: a step will be due
+        write(m.path / "ck", noise(200_000, i))
+        m.wait("nvme")
+    os.chmod(m.path / "d", 0o755)
+    os.unlink(m.path / "d" / "x")
+    write(m.path / "d" / "y", b"y")
+    os.chmod(m.path / "d", 0o500)
+    m.wait("nvme")
+    bring_back(m)
+    m.wait("remote", timeout=60)
+    assert os.listdir(m.remote_dir / "d") == ["y"]
+    assert os.lstat(m.remote_dir / "d").st_mode & 0o777 == 0o500

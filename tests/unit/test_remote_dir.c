@@ -366,6 +366,61 @@ static void specs(void)
 	remote_put(r);
 }
 
+static unsigned mode_of(const char *path)
+{
+	struct stat st;
+
+	CHECK_EQ(stat(path, &st), 0);
+	return st.st_mode & 07777;
+}
+
+static void chmod_to(struct remote *r, const char *path, unsigned mode)
+{
+	struct remote_attr a = get(r, path);
+
+	a.mode = (a.mode & S_IFMT) | mode;
+	CHECK_EQ(r->ops->set_attr(r, path, &a), 0);
+	remote_attr_fini(&a);
+}
+
+/* A user takes his own rights away; what is to be done is done all the same,
+ * and the modes stay. */
+static void what_is_closed_is_reached(const char *dir)
+{
+	int fd = content_fd(14, 1000);
+	struct remote *r = attached(dir);
+	struct remote_attr a = attr_with(14, fd, 1000), b, d = dir_attr(0700);
+
+	b = attr_with(15, fd, 1000);
+	a.mode = S_IFREG | 0200;
+	CHECK_EQ(remote_attr_set_xattr(&a, "user.note", "1", 1), 0);
+	CHECK_EQ(r->ops->mkdir(r, "c", &d), 0);
+	CHECK_EQ(r->ops->mkdir(r, "c/d", &d), 0);
+	stage_place(r, "c/d/f", &a, fd);
+	check_object(r, "c/d/f", &a);
+	chmod_to(r, "c/d", 0500);
+	chmod_to(r, "c", 0);
+	CHECK_EQ(r->ops->link(r, "c/d/f", "c/d/g"), 0);
+	stage_place(r, "c/d/h", &b, fd);
+	check_object(r, "c/d/g", &a);
+	check_object(r, "c/d/h", &b);
+	CHECK_EQ(r->ops->rename(r, "c/d/g", "c/d/i"), 0);
+	CHECK_EQ(r->ops->remove(r, "c/d/f"), 0);
+	check_object(r, "c/d/i", &a);
+	chmod_to(r, "c/d", 0);
+	CHECK_EQ(mode_of(at(dir, "c")), 0);
+	chmod_to(r, "c", 0700);
+	CHECK_EQ(mode_of(at(dir, "c/d")), 0);
+	CHECK_EQ(r->ops->remove(r, "c/d/h"), 0);
+	CHECK_EQ(r->ops->remove(r, "c/d/i"), 0);
+	CHECK_EQ(r->ops->remove(r, "c/d"), 0);
+	CHECK_EQ(r->ops->remove(r, "c"), 0);
+	remote_attr_fini(&a);
+	remote_attr_fini(&b);
+	remote_put(r);
+	close(fd);
+}
+
 /* What an ordinary user cannot set comes back from the sidecar. */
 static void what_cannot_be_set_is_kept(void)
 {
@@ -384,6 +439,7 @@ static void what_cannot_be_set_is_kept(void)
 		struct remote *r;
 
 		CHECK(!setgid(4711) && !setuid(4711));
+		what_is_closed_is_reached(dir);
 		r = attached(dir);
 		a.uid = 17;
 		a.gid = 18;
