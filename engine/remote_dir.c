@@ -14,6 +14,7 @@
 #include <sys/statvfs.h>
 
 #include "engine/fd_io.h"
+#include "engine/thread.h"
 #include "metadata/fault.h"
 
 /* ---- jobs ------------------------------------------------------------- */
@@ -461,6 +462,7 @@ int remote_dir_open(const char *rest, struct remote **out)
 	if (!d)
 		return -ENOMEM;
 	mutex_init(&d->lock);
+	condition_init(&d->bounded_over);
 	LIST_INIT(&d->staged);
 	d->remote.ops = &dir_ops;
 	d->remote.n_holds = 1;

@@ -69,6 +69,8 @@ struct remote_dir {
 	_Atomic bool no_xattrs;  /* forced by a test */
 	_Atomic uint64_t n_temp; /* makes temporary names unique */
 	struct mutex lock;
+	bool in_bounded;             /* guarded by lock */
+	pthread_cond_t bounded_over; /* the same, and bounded.done */
 	struct dir_root *root;       /* guarded by lock; NULL: detached */
 	struct dirty dirty[N_DIRTY]; /* guarded by lock */
 	unsigned n_dirty;            /* guarded by lock */

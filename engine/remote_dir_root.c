@@ -8,7 +8,7 @@
  *
  * Any call may hang as long as the store does. attach and probe are made in a
  * thread of their own, which is left to itself when it takes too long; it
- * holds the remote.
+ * holds the remote, and while it hangs no other one is started.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -367,14 +367,15 @@ static int probe(struct remote_dir *d, char *why, size_t why_len)
 
 /* ---- calls that must come back ---------------------------------------- */
 
-/* Shared by the caller and the thread; the last one frees it. */
+/*
+ * Shared by the caller and the thread; the last one frees it. One at a time:
+ * while a thread hangs there, another would only hang beside it.
+ */
 struct bounded {
-	struct mutex lock;
-	pthread_cond_t finished;
 	struct remote_dir *d; /* held */
 	bool only_probe;
-	bool done;     /* guarded by lock */
-	unsigned refs; /* guarded by lock */
+	bool done;     /* guarded by d->lock */
+	unsigned refs; /* guarded by d->lock */
 	int err;       /* the thread's, until done */
 	char id[REMOTE_ID_ROOM];
 	char why[256];
@@ -384,15 +385,24 @@ static void bounded_put(struct bounded *b)
 {
 	bool last;
 
-	mutex_lock(&b->lock);
+	mutex_lock(&b->d->lock);
 	last = --b->refs == 0;
-	mutex_unlock(&b->lock);
+	mutex_unlock(&b->d->lock);
 	if (!last)
 		return;
 	remote_put(&b->d->remote);
-	pthread_cond_destroy(&b->finished);
-	mutex_fini(&b->lock);
 	free(b);
+}
+
+/* Lets the next one come. */
+static void bounded_end(struct bounded *b)
+{
+	mutex_lock(&b->d->lock);
+	b->done = true;
+	b->d->in_bounded = false;
+	pthread_cond_broadcast(&b->d->bounded_over);
+	mutex_unlock(&b->d->lock);
+	bounded_put(b);
 }
 
 static void *bounded_main(void *arg)
@@ -403,63 +413,83 @@ static void *bounded_main(void *arg)
 		b->err = probe(b->d, b->why, sizeof(b->why));
 	else
 		b->err = attach(b->d, b->id, b->why, sizeof(b->why));
-	mutex_lock(&b->lock);
-	b->done = true;
-	pthread_cond_signal(&b->finished);
-	mutex_unlock(&b->lock);
-	bounded_put(b);
+	bounded_end(b);
 	return NULL;
 }
 
-static bool bounded_wait(struct bounded *b)
+static bool wait_over_locked(struct remote_dir *d, const bool *over, bool want,
+			     const struct timespec *until) MUST_HOLD(d->lock);
+static bool wait_over_locked(struct remote_dir *d, const bool *over, bool want,
+			     const struct timespec *until)
 {
-	struct timespec until;
-	bool done;
 	int rc = 0;
 
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_sec += PATIENCE_S;
-	mutex_lock(&b->lock);
-	while (!b->done && rc != ETIMEDOUT)
-		rc = pthread_cond_timedwait(&b->finished, &b->lock.m, &until);
-	done = b->done;
-	mutex_unlock(&b->lock);
-	return done;
+	while (*over != want && rc != ETIMEDOUT)
+		rc = pthread_cond_timedwait(&d->bounded_over, &d->lock.m,
+					    until);
+	return *over == want;
+}
+
+/* Waits for its turn. The thread holds one reference, the caller the other. */
+static int bounded_start(struct bounded *b, const struct timespec *until)
+{
+	struct remote_dir *d = b->d;
+	pthread_t thread;
+	bool mine;
+	int err;
+
+	mutex_lock(&d->lock);
+	mine = wait_over_locked(d, &d->in_bounded, false, until);
+	if (mine)
+		d->in_bounded = true;
+	b->refs += mine;
+	mutex_unlock(&d->lock);
+	if (!mine)
+		return -ETIMEDOUT;
+	err = thread_start(&thread, "remote-attach", bounded_main, b);
+	if (err)
+		bounded_end(b);
+	else
+		pthread_detach(thread);
+	return err;
+}
+
+static int bounded_finish(struct bounded *b, const struct timespec *until)
+{
+	bool done;
+
+	mutex_lock(&b->d->lock);
+	done = wait_over_locked(b->d, &b->done, true, until);
+	mutex_unlock(&b->d->lock);
+	return done ? b->err : -ETIMEDOUT;
 }
 
 static int bounded_call(struct remote *r, bool only_probe,
 			char id[REMOTE_ID_ROOM], char *why, size_t why_len)
 {
 	struct bounded *b = calloc(1, sizeof(*b));
-	pthread_t thread;
+	struct timespec until;
 	int err;
 
 	if (!b)
 		return -ENOMEM;
-	mutex_init(&b->lock);
-	condition_init(&b->finished);
 	b->d = remote_dir(remote_hold(r));
 	b->only_probe = only_probe;
-	b->refs = 2;
+	b->refs = 1;
 	if (id)
 		memcpy(b->id, id, sizeof(b->id));
-	err = thread_start(&thread, "remote-attach", bounded_main, b);
-	if (err) {
-		b->refs = 1;
-		bounded_put(b);
-		return err;
-	}
-	pthread_detach(thread);
-	if (!bounded_wait(b)) {
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += PATIENCE_S;
+	err = bounded_start(b, &until);
+	if (!err)
+		err = bounded_finish(b, &until);
+	if (err == -ETIMEDOUT)
 		snprintf(why, why_len, "%s does not answer", r->name);
-		err = -ETIMEDOUT;
-	} else {
-		err = b->err;
-		if (err)
-			snprintf(why, why_len, "%s", b->why);
-		else if (id)
-			memcpy(id, b->id, sizeof(b->id));
-	}
+	else if (err)
+		snprintf(why, why_len, "%s",
+			 b->why[0] ? b->why : strerror(-err));
+	else if (id)
+		memcpy(id, b->id, sizeof(b->id));
 	bounded_put(b);
 	return err;
 }
@@ -614,6 +644,7 @@ void dir_close(struct remote *r)
 		free(s);
 	}
 	root_put(d->root);
+	pthread_cond_destroy(&d->bounded_over);
 	mutex_fini(&d->lock);
 	free(d->remote.name);
 	free(d->path);
