@@ -325,7 +325,8 @@ bool identity_is_ours(struct publisher *p, const char *identity)
 
 /* ---- the thread ------------------------------------------------------- */
 
-/* What a daemon that died had staged and will not place. */
+/* What was staged and will not be placed: by a daemon that died, or ahead of
+ * events that were then stepped over. The window is empty. */
 static int clean(struct publisher *p)
 {
 	char uuid[REMOTE_IDENTITY_LEN + 1];
@@ -342,6 +343,13 @@ static int clean(struct publisher *p)
 	err = ON_REMOTE(p, "", p->r->ops->unstage_all(p->r, uuid));
 	p->clean = err != -ECANCELED;
 	return err == -ECANCELED ? err : 0;
+}
+
+/* Its versions are staged, or on the way, and perhaps not wanted any more. */
+static void drop_window(struct publisher *p)
+{
+	window_clear(p);
+	p->clean = false;
 }
 
 static int look_at_room(struct publisher *p)
@@ -372,7 +380,7 @@ static int work(struct publisher *p)
 	if (!err)
 		err = replay(p);
 	if (err == PUB_GONE || err == PUB_UNLIKE || err == PUB_LOST) {
-		window_clear(p);
+		drop_window(p);
 		err = reconcile(p, err == PUB_LOST);
 	}
 	if (err)
@@ -387,7 +395,7 @@ static int start_over(struct publisher *p, int err)
 {
 	char why[200];
 
-	window_clear(p);
+	drop_window(p);
 	replay_from_remote_seq(p);
 	p->unsynced = true;
 	if (err == PUB_START_OVER)

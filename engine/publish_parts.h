@@ -118,7 +118,7 @@ struct publisher {
 	uint64_t started_seq; /* D when this daemon began */
 	bool acted; /* changed something since it set out from R: the next
 		       event is not one that was done before a crash */
-	bool clean; /* nothing is left staged by a dead daemon */
+	bool clean; /* nothing is staged that the window does not hold */
 	struct attempt over; /* what makes it start over */
 	int64_t room_ns;     /* when it last asked for the remote's room */
 };

@@ -7,6 +7,7 @@ import pytest
 
 from calls import noise, opened, read, write
 from mounted import PATIENCE, until
+from user import as_root
 
 MB = 1 << 20
 
@@ -171,3 +172,37 @@ def test_what_is_closed_to_its_owner(fresh):
     m.wait("remote", timeout=60)
     assert os.listdir(m.remote_dir / "d") == ["y"]
     assert os.lstat(m.remote_dir / "d").st_mode & 0o777 == 0o500
+
+
+@pytest.mark.modes("user")
+def test_nothing_stays_staged(fresh):
+    """What was staged ahead, and deleted before its name was due, leaves the
+    remote when the publisher steps over it."""
+    if as_root(os.geteuid) != 0:
+        pytest.skip("only root can close a folder to us")
+    m = fresh(remote=True)
+    staged = m.remote_dir / ".ckptfs" / "staged"
+    for name in "de":
+        os.mkdir(m.path / name)
+    m.wait("remote")
+    take_away(m)
+    write(m.path / "first", b"x")
+    until(lambda: remote_error(m))  # all that follows is read at once
+    write(m.path / "d" / "held_up", b"x")
+    write(m.path / "e" / "stepped_to", b"x")
+    for i in range(4):
+        write(m.path / f"deleted{i}", noise(MB, i))
+    m.wait("nvme")
+    as_root(lambda: os.chown(m.base / "away" / "d", 0, 0))
+    os.rmdir(m.base / "away" / "e")  # its file cannot be placed by itself
+    bring_back(m)
+    until(lambda: len(os.listdir(staged)) == 6, 30)
+    for i in range(4):
+        os.unlink(m.path / f"deleted{i}")
+    m.wait("nvme")
+    uid = os.geteuid()
+    as_root(lambda: os.chown(m.remote_dir / "d", uid, -1))
+    m.wait("remote", timeout=60)
+    assert sorted(os.listdir(m.remote_dir)) == [
+        ".ckptfs", "d", "e", "first"]
+    until(lambda: not os.listdir(staged), 10)
