@@ -215,6 +215,21 @@ static int list_entry(void *arg, const char *name)
 	return node_add(l->it->dir, name);
 }
 
+/*
+ * Something of others that is closed to us (lost+found) is none of this
+ * mount's: it is not shown, and nothing else is held up. Not so the root: who
+ * may not even list that has come with the wrong rights.
+ */
+static int leave_out(const struct scan *s, const char *path, struct node *it)
+{
+	if (!*path)
+		return -EACCES;
+	message_warning("cannot read '%s' of %s: %s: left out", path,
+			s->r->name, strerror(EACCES));
+	remote_attr_fini(&it->attr);
+	return 0;
+}
+
 static int list_dir(struct scan *s, struct item *it)
 {
 	struct listing l = { s, it };
@@ -223,6 +238,8 @@ static int list_dir(struct scan *s, struct item *it)
 
 	if (err == -ENOENT || err == -ENOTDIR)
 		err = 0; /* it has just gone: the next scan tells */
+	if (err == -EACCES)
+		err = leave_out(s, it->path, dir);
 	if (dir->n)
 		qsort(dir->children, dir->n, sizeof(*dir->children), by_name);
 	for (size_t i = 0; i < dir->n && !err; i += LOOK_BATCH)
@@ -248,6 +265,8 @@ static int look(struct scan *s, const char *dir, struct node *child)
 	err = s->r->ops->get_attr(s->r, path, &child->attr);
 	if (err == -ENOENT)
 		return 0;
+	if (err == -EACCES)
+		return leave_out(s, path, child);
 	if (err)
 		return err;
 	if (!type_is_known(child->attr.mode)) {

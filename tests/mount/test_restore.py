@@ -8,6 +8,7 @@ import pytest
 from calls import (describe, difference, noise, opened, read, tick, tree,
                    write)
 from mounted import Mounted, until
+from user import as_root
 
 MB = 1 << 20
 
@@ -186,6 +187,20 @@ def test_files_that_others_put_there(pair):
     (first.remote_dir / "theirs" / "model.bin").write_bytes(noise(5 * MB))
     second = another()
     assert read(second.path / "theirs" / "model.bin") == noise(5 * MB)
+    assert read(second.path / "ours") == b"ours"
+
+
+@pytest.mark.modes("user")
+def test_what_others_closed_to_us(pair):
+    """It is left out; all else is there."""
+    if as_root(os.geteuid) != 0:
+        pytest.skip("only root can close a folder to us")
+    first, another = pair
+    write(first.path / "ours", b"ours")
+    first.wait("remote")
+    as_root(lambda: os.mkdir(first.remote_dir / "lost+found", 0o700))
+    second = another()
+    assert os.listdir(second.path) == ["ours"]
     assert read(second.path / "ours") == b"ours"
 
 
