@@ -26,8 +26,10 @@
 #define HEAD_LEN 96
 #define CRC_AT 12
 #define FORMAT 1
-#define RECORD_MAX (UINT64_C(1) << 32)
+#define RECORD_MAX (UINT64_C(64) << 20) /* of 64 TiB */
 #define XATTRS_MAX 4096u
+#define XATTRS_ROOM (UINT64_C(16) << 20) /* for all of a record */
+#define XATTR_LEN_MAX UINT64_C(65797)    /* 6 + 255 + 65536 */
 #define BATCH 64
 
 void sidecar_fini(struct sidecar *s)
@@ -143,6 +145,38 @@ static int decode_head(struct reader *r, struct sidecar *s, size_t *tag_len,
 	return 0;
 }
 
+static int decode_format(const uint8_t *head)
+{
+	if (memcmp(head, MAGIC, 8) != 0)
+		return -EBADMSG;
+	return get_le(head + 8, 2) > FORMAT ? -EOPNOTSUPP : 0;
+}
+
+/*
+ * How long a record can be, by its head: who wrote it may want to see a
+ * daemon run out of memory.
+ */
+static int record_room(const uint8_t head[HEAD_LEN], uint64_t *out)
+{
+	struct reader r = reader_of(head, HEAD_LEN);
+	struct sidecar s = { 0 };
+	size_t tag_len, path_len;
+	uint32_t n_xattrs;
+	uint64_t xattrs, room;
+	int err = decode_format(head);
+
+	(void)read_bytes(&r, 10);
+	if (!err)
+		err = decode_head(&r, &s, &tag_len, &path_len, &n_xattrs);
+	if (err)
+		return err;
+	xattrs = n_xattrs * XATTR_LEN_MAX;
+	room = HEAD_LEN + tag_len + path_len + UINT64_C(4) * s.attr.n_chunks +
+	       (xattrs < XATTRS_ROOM ? xattrs : XATTRS_ROOM);
+	*out = room < RECORD_MAX ? room : RECORD_MAX;
+	return 0;
+}
+
 static int decode_xattr(struct reader *r, struct remote_attr *a)
 {
 	size_t name_len = (size_t)read_le(r, 2);
@@ -206,10 +240,11 @@ int sidecar_decode(const void *rec, size_t len, struct sidecar *out)
 	struct reader r = reader_of(rec, len);
 	int err;
 
-	if (len < HEAD_LEN || memcmp(p, MAGIC, 8))
+	if (len < HEAD_LEN)
 		return -EBADMSG;
-	if (get_le(p + 8, 2) > FORMAT)
-		return -EOPNOTSUPP;
+	err = decode_format(p);
+	if (err)
+		return err;
 	if (get_le(p + CRC_AT, 4) != checksum_of(p, len))
 		return -EBADMSG;
 	(void)read_bytes(&r, 10);
@@ -223,13 +258,24 @@ int sidecar_decode(const void *rec, size_t len, struct sidecar *out)
 
 /* ---- files ------------------------------------------------------------ */
 
+/* What could not be read again is not written. */
+static int encode_whole(struct bytes *b, const struct sidecar *s)
+{
+	uint64_t room = 0;
+	int err = encode(b, s);
+
+	if (!err && record_room(b->p, &room))
+		err = -E2BIG;
+	return err ? err : b->len > room ? -E2BIG : 0;
+}
+
 /* Nobody else writes this name: one writer a tag, and one publisher. */
 static int record_write(struct dir_root *root, int dir, const char *name,
 			const struct sidecar *s)
 {
 	CLEANUP(bytes_fini) struct bytes b = { 0 };
 	char temp[TAG_LEN + 8];
-	int fd, err = encode(&b, s);
+	int fd, err = encode_whole(&b, s);
 
 	if (err)
 		return err;
@@ -252,6 +298,22 @@ static int record_write(struct dir_root *root, int dir, const char *name,
 	return err ? err : dirty_add(root->d, dir);
 }
 
+static int record_check_len(int fd, uint64_t len)
+{
+	uint8_t head[HEAD_LEN];
+	uint64_t room = 0;
+	int err;
+
+	if (len < HEAD_LEN)
+		return -EBADMSG;
+	err = pread_all(fd, head, sizeof(head), 0);
+	if (!err)
+		err = record_room(head, &room);
+	if (err)
+		return err;
+	return len > room ? -EBADMSG : 0;
+}
+
 static int record_read(int dir, const char *name, struct sidecar *out)
 {
 	CLEANUP(close_p)
@@ -263,8 +325,11 @@ static int record_read(int dir, const char *name, struct sidecar *out)
 
 	if (fd < 0 || fstat(fd, &st))
 		return -errno;
-	if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size > RECORD_MAX)
+	if (!S_ISREG(st.st_mode))
 		return -EBADMSG;
+	err = record_check_len(fd, (uint64_t)st.st_size);
+	if (err)
+		return err;
 	p = malloc((size_t)st.st_size + 1);
 	if (!p)
 		return -ENOMEM;

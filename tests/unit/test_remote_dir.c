@@ -4,6 +4,8 @@
  * its filesystem; what others put or change there is never taken for ours; and
  * nobody is led out of it.
  */
+#include <sys/resource.h>
+
 #include "tests/unit/publish_fixture.h"
 
 static const char *base;
@@ -467,6 +469,14 @@ static void what_cannot_be_set_is_kept(void)
 	free((char *)dir);
 }
 
+static long peak_kib(void)
+{
+	struct rusage use;
+
+	CHECK_EQ(getrusage(RUSAGE_SELF, &use), 0);
+	return use.ru_maxrss;
+}
+
 /* Records come from a store that others write to. */
 static void broken_records_are_no_records(void)
 {
@@ -476,6 +486,7 @@ static void broken_records_are_no_records(void)
 	struct remote_attr a = attr_with(13, fd, 1000), got;
 	uint8_t whole[4096];
 	ssize_t len;
+	long peak;
 	struct sidecar s;
 	char tag[TAG_LEN + 1] = "", side[PATH_MAX];
 
@@ -494,6 +505,15 @@ static void broken_records_are_no_records(void)
 	}
 	CHECK_EQ(sidecar_decode(whole, (size_t)len, &s), 0);
 	sidecar_fini(&s);
+	/* Longer than it says: not even looked at. */
+	CHECK_EQ(ftruncate(rec, (off_t)1 << 30), 0);
+	peak = peak_kib();
+	got = get(r, "f");
+	CHECK_STR(got.identity, "");
+	remote_attr_fini(&got);
+	CHECK(WITH_TSAN || peak_kib() < peak + (256 << 10));
+	CHECK_EQ(ftruncate(rec, len), 0);
+	check_object(r, "f", &a);
 	CHECK_EQ(pwrite(rec, "x", 1, 50), 1);
 	close(rec);
 	got = get(r, "f");
