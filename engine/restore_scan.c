@@ -101,9 +101,9 @@ struct scan {
 	STAILQ_HEAD(, item) items;         /* guarded by lock */
 	unsigned n_items, n_threads, refs; /* guarded by lock; items: also
 					      those being worked on */
-	uint64_t progress;                 /* guarded by lock */
-	int err;                           /* guarded by lock */
-	char at[200];                      /* guarded by lock: where err was */
+	_Atomic uint64_t progress; /* items done, names heard of, looked at */
+	int err;                   /* guarded by lock */
+	char at[200];              /* guarded by lock: where err was */
 };
 
 static void scan_put(struct scan *s)
@@ -180,8 +180,8 @@ static void item_done(struct scan *s, struct item *it)
 {
 	free(it->path);
 	free(it);
-	mutex_lock(&s->lock);
 	s->progress++;
+	mutex_lock(&s->lock);
 	if (--s->n_items == 0)
 		pthread_cond_broadcast(&s->changed);
 	mutex_unlock(&s->lock);
@@ -205,6 +205,7 @@ static int list_entry(void *arg, const char *name)
 {
 	struct listing *l = arg;
 
+	l->s->progress++;
 	if (!name_is_good(name) ||
 	    strlen(l->it->path) + strlen(name) + 2 > META_PATH_MAX) {
 		message_warning("'%s/%.255s' on %s cannot be a name here: "
@@ -283,7 +284,7 @@ static int look_at_some(struct scan *s, struct item *it)
 {
 	int err = 0;
 
-	for (size_t i = it->from; i < it->to && !err; i++)
+	for (size_t i = it->from; i < it->to && !err; i++, s->progress++)
 		err = look(s, it->path, &it->dir->children[i]);
 	return err;
 }
