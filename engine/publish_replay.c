@@ -456,6 +456,8 @@ static int do_exchange(struct publisher *p, const struct event *ev)
 	if (err)
 		return err;
 	err = ON_REMOTE(p, b, p->r->ops->exchange(p->r, a, b));
+	if (err == -EOPNOTSUPP)
+		return PUB_UNLIKE; /* a step can, object by object */
 	if (!err)
 		err = folder_moved(p, a, b, true);
 	return outcome(p, b, err);

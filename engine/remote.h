@@ -109,6 +109,7 @@ struct remote_ops {
 	int (*remove)(struct remote *r, const char *path);
 	/* from → to, replacing; -ENOENT: from is not there. */
 	int (*rename)(struct remote *r, const char *from, const char *to);
+	/* -EOPNOTSUPP: the store cannot; nothing has changed */
 	int (*exchange)(struct remote *r, const char *a, const char *b);
 	/* mode, owner, mtime, xattrs of what is at path. */
 	int (*set_attr)(struct remote *r, const char *path,

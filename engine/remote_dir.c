@@ -208,33 +208,17 @@ static int dir_rename(struct remote *r, const char *from, const char *to)
 	return err ? err : dirty_add(j.d, p.parent);
 }
 
-/* Where the filesystem cannot: two names are missing for a moment. */
-static int exchange_by_hand(struct dir_root *root, struct remote_dir *d,
-			    const struct place *a, const struct place *b)
+/* In one call or not at all: by three renames, a death in between would leave
+ * a whole tree under no name. */
+static int exchange(const struct place *a, const struct place *b)
 {
-	char temp[64];
+	int err = FAULT("remote.exchange", -EOPNOTSUPP);
 
-	temp_name(d, temp);
-	if (renameat(a->parent, a->name, root->staged, temp))
-		return -errno;
-	if (renameat(b->parent, b->name, a->parent, a->name)) {
-		int err = -errno;
-
-		(void)!renameat(root->staged, temp, a->parent, a->name);
+	if (err)
 		return err;
-	}
-	return renameat(root->staged, temp, b->parent, b->name) ? -errno : 0;
-}
-
-static int exchange(struct job *j, const struct place *b)
-{
-	const struct place *a = &j->at;
-
 	if (!renameat2(a->parent, a->name, b->parent, b->name, RENAME_EXCHANGE))
 		return 0;
-	if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
-		return -errno;
-	return exchange_by_hand(j->root, j->d, a, b);
+	return errno == EINVAL || errno == ENOSYS ? -EOPNOTSUPP : -errno;
 }
 
 static int dir_exchange(struct remote *r, const char *a, const char *b)
@@ -252,7 +236,7 @@ static int dir_exchange(struct remote *r, const char *a, const char *b)
 	if (!err)
 		err = names_collect(j.d, j.root, b, &of_b);
 	if (!err)
-		err = exchange(&j, &p);
+		err = exchange(&j.at, &p);
 	if (err)
 		return err;
 	err = names_remove(j.root, &of_a);

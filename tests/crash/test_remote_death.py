@@ -186,6 +186,31 @@ def test_power_cut_of_the_remote(stored, fault):
     assert os.listdir(disk.path / "store" / "d") == ["new"]
 
 
+def test_remote_that_cannot_exchange(mode):
+    """As NFS: done object by object, also of what is only there."""
+    sweep.need_faults()
+    m = sweep.Faulty(mode, remote=True)
+    try:
+        assert m.begin("remote.exchange")
+        for d in "ab":
+            (m.path / d / "sub").mkdir(parents=True)
+            calls.write(m.path / d / "same", d.encode() * MB)
+            calls.write(m.path / d / "sub" / d, b"only in " + d.encode())
+        (m.path / "b" / "empty").mkdir()
+        m.wait("remote")
+        want = {x: calls.tree(m.path / x) for x in "ab"}
+        m.ctl("evict", m.path, "--level", "remote")
+        calls.rename2(m.path / "a", m.path / "b", calls.RENAME_EXCHANGE)
+        m.wait("remote")
+        assert m.fired()
+        for here, was in ("ab", "ba"):
+            now = calls.tree(m.path / here)
+            assert not calls.difference(now, want[was])
+        steps.same_as_remote(m.path, m.remote_dir)
+    finally:
+        m.close()
+
+
 class Small:
     """A remote on a small tmpfs."""
 
