@@ -117,6 +117,12 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name,
 	       fuse_ino_t newparent, const char *newname, unsigned int flags);
 
 /* fs/dir.c */
+/*
+ * Where a listing ends, when it is asked for what follows off: opendir(3)
+ * (off 0) sets *end, which lives as long as the handle, and so does
+ * rewinddir(3). The result is the last cookie to be shown.
+ */
+uint64_t listing_end(const struct fs *fs, _Atomic uint64_t *end, off_t off);
 void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 		struct fuse_file_info *fi);

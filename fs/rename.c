@@ -74,11 +74,29 @@ static int may_replace(struct fs *fs, const struct node *from,
 	return empty ? 0 : -ENOTEMPTY;
 }
 
+/*
+ * Its place in listings is that of the name it replaces, else, in the same
+ * directory, the one it had. At a new place, at the end, a listing that goes
+ * on meanwhile would show it twice, and one whose reader rewrites each entry
+ * by a rename would never end.
+ */
+static void put_name(struct renaming *r, const struct node *node,
+		     const struct node *place)
+{
+	struct dentry_rec d = node->d;
+
+	if (place->d.ino)
+		d.cookie = place->d.cookie;
+	if (place->d.ino || place->parent == node->parent)
+		txn_put_dentry_at(r->t, place->parent, place->name, &d);
+	else
+		txn_put_dentry(r->t, place->parent, place->name, d.ino, d.type);
+}
+
 static void put_moved(struct renaming *r, struct node *node,
 		      const struct node *place)
 {
-	txn_put_dentry(r->t, place->parent, place->name, node->rec.ino,
-		       node->rec.mode & S_IFMT);
+	put_name(r, node, place);
 	if (S_ISDIR(node->rec.mode))
 		node->rec.parent = place->parent;
 	node->rec.ctime_ns = r->now;

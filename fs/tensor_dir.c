@@ -21,6 +21,7 @@ struct listing {
 	char *buf;
 	size_t size, used;
 	bool plus;
+	uint64_t end; /* the last cookie to be shown */
 };
 
 /* 1: there is no room left for it. */
@@ -48,6 +49,8 @@ static int add_entry(void *arg, const char *name, const struct dentry_rec *d)
 	uint32_t type = S_IFDIR;
 	bool shown = S_ISDIR(d->type);
 
+	if (d->cookie > l->end)
+		return 1;
 	/* One that cannot be read is left out, like one that has none. */
 	if (S_ISREG(d->type) && tensors_any(l->fs->engine, d->ino, &shown))
 		shown = false;
@@ -113,6 +116,7 @@ void tensor_opendir(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 		reply_result(req, tensor_error(err));
 		return;
 	}
+	listing_end(fs, &h->end, 0);
 	fi->fh = (uintptr_t)h;
 	if (fuse_reply_open(req, fi))
 		tensor_handle_close(h);
@@ -122,12 +126,13 @@ void tensor_readdir(fuse_req_t req, uint64_t ino, size_t size, off_t off,
 		    const struct fuse_file_info *fi, bool plus)
 {
 	CLEANUP(free_p) char *buf = malloc(size);
-	const struct tensor_handle *h = tensor_handle_of(fi);
+	struct tensor_handle *h = tensor_handle_of(fi);
 	struct listing l = { .req = req,
 			     .fs = fs_of(req),
 			     .buf = buf,
 			     .size = size,
-			     .plus = plus };
+			     .plus = plus,
+			     .end = listing_end(fs_of(req), &h->end, off) };
 	int err = -ENOMEM;
 
 	if (buf)

@@ -23,7 +23,8 @@ struct tensor_handle {
 	/* A whole image that is dear to make in parts, or NULL. */
 	struct mutex lock;
 	uint8_t *image; /* guarded by lock until it is there, then immutable */
-	size_t image_len; /* of the budget; 0: none */
+	size_t image_len;     /* of the budget; 0: none */
+	_Atomic uint64_t end; /* of a listing (listing_end()) */
 };
 
 MUST_CHECK int tensor_handle_new(struct tensor_handles *hs,

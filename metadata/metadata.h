@@ -60,8 +60,8 @@ struct inode_rec {
 
 struct dentry_rec {
 	uint64_t ino;
-	uint64_t cookie; /* readdir offset: > 2, grows with each new entry, fits
-			    an off_t; set by txn_put_dentry() */
+	uint64_t cookie; /* its place in listings: > 2, fits an off_t. A new
+			    one is above all others (txn_put_dentry()) */
 	uint32_t type;   /* mode & S_IFMT */
 };
 
@@ -234,6 +234,10 @@ void txn_del_inode(struct txn *t, const struct inode_rec *rec);
  */
 void txn_put_dentry(struct txn *t, uint64_t parent, const char *name,
 		    uint64_t ino, uint32_t type);
+/* The same at a place in the parent's listing that this transaction has taken
+ * an entry away from: d is all of the new one, its cookie that entry's. */
+void txn_put_dentry_at(struct txn *t, uint64_t parent, const char *name,
+		       const struct dentry_rec *d);
 void txn_del_dentry(struct txn *t, uint64_t parent, const char *name,
 		    const struct dentry_rec *d);
 void txn_put_version(struct txn *t, const struct version_rec *v);
@@ -276,6 +280,9 @@ MUST_CHECK int view_version(const struct view *v, uint64_t version,
 typedef int dentry_fn(void *arg, const char *name, const struct dentry_rec *d);
 MUST_CHECK int view_readdir(const struct view *v, uint64_t dir, uint64_t after,
 			    dentry_fn *fn, void *arg);
+/* No entry that the accepted state has now has a cookie above it; those that
+ * are made later have. */
+uint64_t meta_last_cookie(const struct meta *m);
 MUST_CHECK int view_dir_is_empty(const struct view *v, uint64_t dir, bool *out);
 /* *len: in the room at buf, out the value's length. -ERANGE: too short;
  * *len is set to what is needed. buf NULL: length only. -ENODATA: none. */

@@ -332,37 +332,46 @@ void txn_del_inode(struct txn *t, const struct inode_rec *rec)
 		fail(t, err);
 }
 
-void txn_put_dentry(struct txn *t, uint64_t parent, const char *name,
-		    uint64_t ino, uint32_t type)
+void txn_put_dentry_at(struct txn *t, uint64_t parent, const char *name,
+		       const struct dentry_rec *d)
 {
-	struct dentry_rec d = { .ino = ino, .type = type & S_IFMT };
 	size_t name_len = strlen(name);
 	struct key key;
 	uint8_t *p;
 	int err = key_named(&key, parent, name);
 
-	if (!err && t->n_dentries >> COOKIE_BITS)
-		err = -E2BIG;
 	if (err) {
 		fail(t, err);
 		return;
 	}
-	d.cookie = t->seq << COOKIE_BITS | t->n_dentries++;
 	p = op_put_room(&t->shared, CF_DENTRY, key_slice(&key), DENTRY_LEN);
 	if (p)
-		dentry_encode(p, &d);
-	key_pair(&key, parent, d.cookie);
+		dentry_encode(p, d);
+	key_pair(&key, parent, d->cookie);
 	p = op_put_room(&t->shared, CF_COOKIE, key_slice(&key),
 			COOKIE_FIXED_LEN + name_len);
 	if (p) {
-		cookie_encode(p, &d);
+		cookie_encode(p, d);
 		memcpy(p + COOKIE_FIXED_LEN, name, name_len);
 	}
-	err = key_link(&key, ino, parent, name);
+	err = key_link(&key, d->ino, parent, name);
 	if (err)
 		fail(t, err);
 	else
 		op_put(&t->shared, CF_NAME, key_slice(&key), NULL, 0);
+}
+
+void txn_put_dentry(struct txn *t, uint64_t parent, const char *name,
+		    uint64_t ino, uint32_t type)
+{
+	struct dentry_rec d = { .ino = ino, .type = type & S_IFMT };
+
+	if (t->n_dentries >> COOKIE_BITS) {
+		fail(t, -E2BIG);
+		return;
+	}
+	d.cookie = t->seq << COOKIE_BITS | t->n_dentries++;
+	txn_put_dentry_at(t, parent, name, &d);
 }
 
 void txn_del_dentry(struct txn *t, uint64_t parent, const char *name,

@@ -203,6 +203,11 @@ int view_readdir(const struct view *v, uint64_t dir, uint64_t after,
 				 each_dentry, &e);
 }
 
+uint64_t meta_last_cookie(const struct meta *m)
+{
+	return ((meta_accepted_seq(m) + 1) << COOKIE_BITS) - 1;
+}
+
 static int stop(void *arg, struct slice key, struct slice val)
 {
 	(void)arg;

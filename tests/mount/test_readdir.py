@@ -7,7 +7,7 @@ import os
 import pytest
 
 import mounted
-from calls import fails, opened, write
+from calls import RENAME_EXCHANGE, fails, opened, rename2, write
 
 MANY = 10_000 if mounted.SANITIZED else 100_000
 
@@ -159,6 +159,61 @@ def test_rename_of_others_while_listing(d):
     one.close()
     assert {f"f{i:04}" for i in range(1000)} <= set(seen)
     assert len(seen) == len(set(seen))
+
+
+def rewrite(folder, name):
+    """By a new file from elsewhere, as a converter does."""
+    write(folder.parent / f"{folder.name}.tmp", b"new")
+    os.rename(folder.parent / f"{folder.name}.tmp", folder / name)
+
+
+def there_and_back(folder, name):
+    """xfstests generic/736."""
+    os.rename(folder / name, folder / "temporary")
+    os.rename(folder / "temporary", folder / name)
+
+
+def swapped(folder, name):
+    for other in (folder.parent / "other", folder / "f7"):
+        rename2(folder / name, other, RENAME_EXCHANGE)
+
+
+def copied(folder, name):
+    os.mknod(folder / f"copy-of-{name}", 0o100600)
+
+
+@pytest.mark.parametrize("change", (rewrite, there_and_back, swapped, copied))
+def test_each_entry_changed_as_it_comes(m, d, change):
+    """It ends, and shows each once."""
+    top = d / "top"
+    top.mkdir()
+    write(d / "other", b"")
+    names = [f"f{i}" for i in range(20)]
+    fill(top, names)
+    one = Listing(top)
+    seen = []
+    for name in iter(one.next, None):
+        if name not in (".", ".."):
+            seen.append(name)
+            change(top, name)
+        assert len(seen) <= 20
+    one.close()
+    assert sorted(seen) == sorted(names)
+
+
+def test_pointer_replaced_while_listing(d):
+    """`latest`, replaced between any two entries, is listed exactly once."""
+    names = [f"step-{i}" for i in range(600)]
+    fill(d, [*names[:300], "latest", *names[300:]])
+    one = Listing(d)
+    seen = []
+    for name in iter(one.next, None):
+        seen.append(name)
+        assert len(seen) <= len(names) + 3
+        write(d / ".latest.tmp", name.encode())
+        os.rename(d / ".latest.tmp", d / "latest")
+    one.close()
+    assert sorted(seen) == sorted([".", "..", "latest", *names])
 
 
 def test_telldir_seekdir_rewinddir(d):

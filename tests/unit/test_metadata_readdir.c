@@ -2,7 +2,8 @@
 /*
  * Cookies: a listing that goes on after others changed the directory shows
  * each entry that was there all the time exactly once, and no cookie is ever
- * given again, not even for two entries of one transaction.
+ * given again, not even for two entries of one transaction. An entry put at
+ * the place of another has that one's.
  */
 #include "tests/unit/metadata_fixture.h"
 
@@ -95,6 +96,48 @@ static void exchange(struct meta *m)
 	CHECK_EQ(p.n, 2);
 }
 
+static int count(void *arg, const char *name, const struct dentry_rec *d)
+{
+	(void)name;
+	(void)d;
+	++*(int *)arg;
+	return 0;
+}
+
+static int count_entries(const struct view *v, uint64_t dir)
+{
+	int n = 0;
+
+	CHECK_EQ(view_readdir(v, dir, 0, count, &n), 0);
+	return n;
+}
+
+static void replaced_in_place(struct meta *m)
+{
+	const struct view *v = meta_accepted(m);
+	uint64_t dir = make_dir(m, META_ROOT_INO, "r"), last;
+	struct dentry_rec old, d, now;
+	struct txn *t;
+
+	make_file(m, dir, "latest");
+	last = meta_last_cookie(m);
+	make_file(m, dir, "tmp");
+	CHECK_EQ(view_lookup(v, dir, "latest", &old), 0);
+	CHECK_EQ(view_lookup(v, dir, "tmp", &d), 0);
+	CHECK(old.cookie <= last);
+	CHECK(d.cookie > last);
+	t = txn_begin(m);
+	txn_del_dentry(t, dir, "latest", &old);
+	txn_del_dentry(t, dir, "tmp", &d);
+	d.cookie = old.cookie;
+	txn_put_dentry_at(t, dir, "latest", &d);
+	commit_ok(t);
+	CHECK_EQ(view_lookup(v, dir, "latest", &now), 0);
+	CHECK_EQ(now.cookie, old.cookie);
+	CHECK_EQ(now.ino, d.ino);
+	CHECK_EQ(count_entries(v, dir), 1);
+}
+
 static void too_many(struct meta *m)
 {
 	struct txn *t = txn_begin(m);
@@ -114,6 +157,7 @@ int main(void)
 	world_init(&w);
 	changes_meanwhile(w.m);
 	exchange(w.m);
+	replaced_in_place(w.m);
 	too_many(w.m);
 	world_close(&w);
 	return 0;
