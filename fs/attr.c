@@ -62,8 +62,7 @@ static int64_t new_time(const struct attr_change *c, int set, int set_now,
 	return c->to_set & set ? ns_of_timespec(ts) : old;
 }
 
-static void apply(struct fs *fs, struct txn *t, const struct attr_change *c,
-		  struct inode_rec *rec)
+static void apply(const struct attr_change *c, struct inode_rec *rec)
 {
 	if (c->to_set & FUSE_SET_ATTR_MODE)
 		rec->mode = (rec->mode & S_IFMT) | (c->attr->st_mode & 07777);
@@ -72,8 +71,8 @@ static void apply(struct fs *fs, struct txn *t, const struct attr_change *c,
 	if (c->to_set & FUSE_SET_ATTR_GID)
 		rec->gid = c->attr->st_gid;
 	/* HANDLE_KILLPRIV_V2: always on chown, else when the kernel says. */
-	if (c->to_set & (OWNERS | KILLS))
-		rec_kill_priv(fs, t, rec);
+	if (c->to_set & (OWNERS | KILLS) && S_ISREG(rec->mode))
+		rec->mode = mode_without_priv(rec->mode);
 	rec->atime_ns = new_time(c, FUSE_SET_ATTR_ATIME,
 				 FUSE_SET_ATTR_ATIME_NOW, c->attr->st_atim,
 				 rec->atime_ns);
@@ -93,7 +92,7 @@ static int commit_change(struct fs *fs, uint64_t ino,
 	int err = view_inode(fs->view, ino, &rec);
 
 	if (!err) {
-		apply(fs, t, c, &rec);
+		apply(c, &rec);
 		txn_put_inode(t, &rec);
 		err = event_of_inode(fs, t, &ev, &rec);
 	}
@@ -104,14 +103,22 @@ static int commit_change(struct fs *fs, uint64_t ino,
 	return engine_txn_commit(fs->engine, t, &seq);
 }
 
-int inode_kill_priv(struct fs *fs, uint64_t ino)
+int inode_kill_set_id(struct fs *fs, uint64_t ino)
 {
 	static const struct stat nothing;
 	struct attr_change c = { .attr = &nothing,
 				 .to_set = FUSE_SET_ATTR_KILL_SUID,
 				 .now = fs_now_ns() };
+	struct inode_rec rec;
+	int err = view_inode(fs->view, ino, &rec);
 
-	return commit_change(fs, ino, &c);
+	if (err || !S_ISREG(rec.mode) ||
+	    mode_without_priv(rec.mode) == rec.mode)
+		return err;
+	err = commit_change(fs, ino, &c);
+	if (!err)
+		attr_changed(fs, ino);
+	return err;
 }
 
 static struct timespec backing_time(const struct attr_change *c, int set,
@@ -149,6 +156,9 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 
 	if (ino_is_hidden(ino))
 		err = ino_is_tensor(ino) ? -EROFS : -EPERM;
+	/* HANDLE_KILLPRIV_V2: these are ours to take, whoever asks. */
+	if (!err && to_set & (FUSE_SET_ATTR_SIZE | OWNERS | KILLS))
+		err = inode_kill_caps(fs, ino);
 	if (!err && to_set & FUSE_SET_ATTR_SIZE)
 		err = file_truncate(fs->engine, ino, fi ? fi->fh : 0,
 				    (uint64_t)attr->st_size);

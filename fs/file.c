@@ -25,15 +25,12 @@ void fill_open(struct fuse_file_info *fi, const struct open_reply *o)
  */
 int open_kills_priv(struct fs *fs, uint64_t ino, int flags, uid_t uid)
 {
-	struct inode_rec rec;
 	int err;
 
-	if ((flags & O_ACCMODE) == O_RDONLY || uid == 0)
+	if ((flags & O_ACCMODE) == O_RDONLY)
 		return 0;
-	err = view_inode(fs->view, ino, &rec);
-	if (err)
-		return err;
-	return mode_kills_priv(rec.mode) ? inode_kill_priv(fs, ino) : 0;
+	err = inode_kill_caps(fs, ino);
+	return err || uid == 0 ? err : inode_kill_set_id(fs, ino);
 }
 
 void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

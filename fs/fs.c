@@ -114,11 +114,6 @@ int name_may_change(uint64_t parent, const char *name)
 	return 0;
 }
 
-bool mode_kills_priv(uint32_t mode)
-{
-	return S_ISREG(mode) && mode_without_priv(mode) != mode;
-}
-
 /* S_ISGID without group execution is mandatory locking: it stays. */
 uint32_t mode_without_priv(uint32_t mode)
 {
@@ -128,14 +123,7 @@ uint32_t mode_without_priv(uint32_t mode)
 	return mode;
 }
 
-void rec_kill_priv(struct fs *fs, struct txn *t, struct inode_rec *rec)
+void attr_changed(struct fs *fs, uint64_t ino)
 {
-	static const char caps[] = "security.capability";
-	size_t len = 0;
-
-	if (!S_ISREG(rec->mode))
-		return;
-	rec->mode = mode_without_priv(rec->mode);
-	if (!view_xattr(fs->view, rec->ino, caps, NULL, &len))
-		txn_del_xattr(t, rec->ino, caps);
+	fuse_lowlevel_notify_inval_inode(fs->session, ino, -1, 0);
 }

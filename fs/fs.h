@@ -43,6 +43,7 @@ struct fs {
 	struct control *control;
 	struct expected *expected; /* sizes of new files (capture.h) */
 	struct tensor_tree *tensors;
+	struct fuse_session *session;
 	uid_t owner; /* whoever mounted it */
 	gid_t group;
 	int64_t started_ns;
@@ -82,19 +83,23 @@ void reply_entry(fuse_req_t req, uint64_t ino, int err);
  */
 MUST_CHECK int name_may_change(uint64_t parent, const char *name);
 
+/*
+ * ino's record has changed by more than the kernel asked for: it forgets the
+ * attributes it keeps. Of a number it does not know nothing happens. No
+ * pages are dropped, so it waits for no other request.
+ */
+void attr_changed(struct fs *fs, uint64_t ino);
+
 /* Set-id bits go, as after a write by somebody without CAP_FSETID. */
-bool mode_kills_priv(uint32_t mode);
 uint32_t mode_without_priv(uint32_t mode);
-/* In t: the same for rec, with its file capabilities. */
-void rec_kill_priv(struct fs *fs, struct txn *t, struct inode_rec *rec);
 
 /* fs/attr.c */
 void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		struct fuse_file_info *fi);
 void op_statfs(fuse_req_t req, fuse_ino_t ino);
-/* Set-id bits and file capabilities of ino go, in a transaction. */
-MUST_CHECK int inode_kill_priv(struct fs *fs, uint64_t ino);
+/* Set-id bits of ino go, in a transaction, if it has some. */
+MUST_CHECK int inode_kill_set_id(struct fs *fs, uint64_t ino);
 
 /* fs/namespace.c */
 void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name);
@@ -136,6 +141,8 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
 void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size);
 void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size);
 void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name);
+/* File capabilities of ino go, in a transaction, if it has some. */
+MUST_CHECK int inode_kill_caps(struct fs *fs, uint64_t ino);
 
 /* fs/create.c */
 void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
@@ -158,8 +165,8 @@ void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence,
 	      struct fuse_file_info *fi);
 /* What the kernel must know of an open file. */
 void fill_open(struct fuse_file_info *fi, const struct open_reply *o);
-/* Opening for writing takes set-id bits from a file unless root does it: no
- * later write tells who made it. */
+/* Opening for writing takes file capabilities from a file, and set-id bits
+ * unless root does it: no later write tells who made it. */
 MUST_CHECK int open_kills_priv(struct fs *fs, uint64_t ino, int flags,
 			       uid_t uid);
 

@@ -131,6 +131,7 @@ static int mount_session(struct session *s)
 		message_error("%s", why);
 		return err;
 	}
+	s->fs.session = s->fuse;
 	err = libfuse_handshake(s);
 	if (err) {
 		message_error("the kernel did not agree to mount '%s': %s",

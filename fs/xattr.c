@@ -284,3 +284,21 @@ void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 		err = commit_change(fs_of(req), ino, &ev, 0);
 	reply_result(req, err);
 }
+
+int inode_kill_caps(struct fs *fs, uint64_t ino)
+{
+	static const char caps[] = "security.capability";
+	struct event ev = { .kind = EVENT_REMOVEXATTR, .name = caps };
+	struct inode_rec rec;
+	size_t len = 0;
+	int err = view_xattr(fs->view, ino, caps, NULL, &len);
+
+	if (!err)
+		err = view_inode(fs->view, ino, &rec);
+	if (err || !S_ISREG(rec.mode))
+		return err == -ENODATA ? 0 : err;
+	err = commit_change(fs, ino, &ev, 0);
+	if (!err)
+		attr_changed(fs, ino); /* its ctime */
+	return err == -ENODATA ? 0 : err;
+}

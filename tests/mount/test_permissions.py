@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may do what: checked by the kernel, with our modes and owners."""
 import errno
+import mmap
 import os
+import shutil
 import stat
+import struct
 import subprocess
 
 import pytest
@@ -104,6 +107,83 @@ def test_setgid_bit_is_not_for_strangers(shared_dir):
     os.chown(d / "f", A, 777)
     in_child(lambda: os.chmod(d / "f", 0o2755), A, A)
     assert stat.S_IMODE(os.stat(d / "f").st_mode) == 0o755
+
+
+CAPS = struct.pack("<5I", 0x02000001, 1 << 7, 0, 0, 0)  # cap_setuid+ep
+
+
+def touched_by_open(path):
+    os.close(os.open(path, os.O_RDWR))
+
+
+def touched_by_write(path):
+    with opened(path, os.O_WRONLY) as fd:
+        os.write(fd, b"other")
+
+
+def touched_by_truncate(path):
+    os.truncate(path, 1)
+
+
+TOUCHES = (touched_by_open, touched_by_write, touched_by_truncate)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("touch", TOUCHES)
+def test_set_id_bits_go_at_once(shared_dir, mode, touch):
+    """With the writer's OPEN, also for a kernel that keeps attributes: the
+    program he may have stored through a mapping must not run as its owner."""
+    if mode == "plain" and touch is touched_by_open:
+        pytest.skip("elsewhere they go with the first write")
+    f = write(shared_dir / "f", b"theirs")
+    os.chmod(f, 0o6777)
+    assert stat.S_IMODE(os.stat(f).st_mode) == 0o6777
+    assert by(B, touch, f) == 0
+    assert stat.S_IMODE(os.stat(f).st_mode) == 0o777
+    os.chmod(f, 0o6777)
+    touch(f)
+    assert stat.S_IMODE(os.stat(f).st_mode) == 0o6777, "root may"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("uid", (0, B))
+@pytest.mark.parametrize("touch", TOUCHES)
+def test_file_capabilities_go(shared_dir, mode, touch, uid):
+    """Whoever changes it."""
+    if mode == "plain" and touch is touched_by_open:
+        pytest.skip("elsewhere they go with the first write")
+    f = write(shared_dir / "f", b"theirs")
+    os.chmod(f, 0o777)
+    os.setxattr(f, "security.capability", CAPS)
+    before = os.stat(f).st_ctime_ns
+    assert by(uid, touch, f) == 0
+    assert "security.capability" not in os.listxattr(f)
+    assert os.stat(f).st_ctime_ns > before
+
+
+@pytest.mark.root
+@pytest.mark.modes("passthrough", "served")
+def test_exec_of_an_overwritten_program(fresh):
+    """It runs as who runs it, here also where it was written by stores."""
+    m = fresh(suid=True)
+    if m.plain:
+        pytest.skip("elsewhere it does not")
+    program = m.path / "id"
+    os.chmod(m.path, 0o777)
+    shutil.copy("/usr/bin/true", program)
+    os.truncate(program, os.stat("/usr/bin/id").st_size)
+    os.chmod(program, 0o4777)
+    os.stat(program)
+
+    def child():
+        with open("/usr/bin/id", "rb") as f, \
+                opened(program, os.O_RDWR) as fd:
+            text = f.read()
+            with mmap.mmap(fd, len(text)) as m:
+                m[:] = text
+        return subprocess.check_output([program, "-u"])
+
+    assert int(in_child(child, B)) == B
 
 
 @pytest.mark.root
