@@ -175,9 +175,11 @@ bool engine_any_written(struct engine *e);
 MUST_CHECK int file_seal_written(struct engine *e, uint64_t ino);
 
 /* The record as stat(2) must show it: size, blocks, mtime and ctime of a
- * file being written come from its backing file. */
+ * file being written come from its backing file. *keeps, if asked for: it
+ * does not change but by requests; stores through a mapping of a backing file
+ * are none. */
 MUST_CHECK int engine_stat(struct engine *e, uint64_t ino,
-			   struct inode_rec *out);
+			   struct inode_rec *out, bool *keeps);
 /* FORGET has nothing to do; an orphan goes with its last handle. */
 
 /* Files may not be larger (ext4's limit): -EFBIG. */

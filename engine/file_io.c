@@ -253,15 +253,20 @@ static void stat_backing_locked(struct inode *in, struct inode_rec *out)
 		out->ctime_ns = ts_ns(&st.st_ctim);
 }
 
-int engine_stat(struct engine *e, uint64_t ino, struct inode_rec *out)
+int engine_stat(struct engine *e, uint64_t ino, struct inode_rec *out,
+		bool *keeps)
 {
 	/* First the table: who leaves it has put his seal into the record. */
 	struct inode *in = inode_find(e, ino);
 	int r;
 
+	if (keeps)
+		*keeps = true;
 	if (!in)
 		return view_inode(meta_accepted(e->meta), ino, out);
 	mutex_lock(&in->lock);
+	if (keeps)
+		*keeps = !(e->passthrough && in->written && in->rdwr);
 	r = view_inode(meta_accepted(e->meta), ino, out);
 	if (r == 0 && S_ISREG(out->mode))
 		stat_backing_locked(in, out);

@@ -65,7 +65,7 @@ int engine_file_state(struct engine *e, uint64_t ino, struct file_state *out)
 	int r;
 
 	(void)settle(e);
-	r = engine_stat(e, ino, &rec);
+	r = engine_stat(e, ino, &rec, NULL);
 	if (r < 0)
 		return r;
 	memset(out, 0, sizeof(*out));

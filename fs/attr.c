@@ -20,14 +20,15 @@ static void reply_attr(fuse_req_t req, uint64_t ino)
 {
 	struct inode_rec rec;
 	struct stat st;
-	int err = engine_stat(fs_of(req)->engine, ino, &rec);
+	bool keeps;
+	int err = engine_stat(fs_of(req)->engine, ino, &rec, &keeps);
 
 	if (err) {
 		reply_result(req, err);
 		return;
 	}
 	stat_of_rec(&rec, &st);
-	fuse_reply_attr(req, &st, KEEP_S);
+	fuse_reply_attr(req, &st, attr_keep_s(keeps));
 }
 
 void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

@@ -138,7 +138,7 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 		return;
 	}
 	/* Only as much as is there: room is leased for what is asked. */
-	err = engine_stat(fs->engine, ino_in, &rec);
+	err = engine_stat(fs->engine, ino_in, &rec, NULL);
 	if (!err && (uint64_t)off_in >= rec.size)
 		len = 0;
 	else if (!err && len > rec.size - (uint64_t)off_in)

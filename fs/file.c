@@ -51,6 +51,9 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		return;
 	}
 	fill_open(fi, &o);
+	/* From now on stores may change it; what the kernel keeps is older. */
+	if (o.backing_id > 0 && (fi->flags & O_ACCMODE) == O_RDWR)
+		attr_changed(fs, ino);
 	/* -ENOENT: interrupted, the kernel will not release it. */
 	if (fuse_reply_open(req, fi))
 		file_release(fs->engine, ino, o.fh);
@@ -124,7 +127,7 @@ static int seek(struct fs *fs, uint64_t ino, uint64_t fh, off_t *off,
 	struct inode_rec rec;
 	off_t res;
 	int fd;
-	int err = engine_stat(fs->engine, ino, &rec);
+	int err = engine_stat(fs->engine, ino, &rec, NULL);
 
 	if (err)
 		return err;

@@ -74,6 +74,7 @@ int entry_of_ino(struct fs *fs, uint64_t ino, struct fuse_entry_param *out)
 				      .attr_timeout = KEEP_S,
 				      .entry_timeout = KEEP_S };
 	struct inode_rec rec;
+	bool keeps;
 	int err;
 
 	if (ino_is_hidden(ino)) {
@@ -85,10 +86,11 @@ int entry_of_ino(struct fs *fs, uint64_t ino, struct fuse_entry_param *out)
 		*out = e;
 		return 0;
 	}
-	err = engine_stat(fs->engine, ino, &rec);
+	err = engine_stat(fs->engine, ino, &rec, &keeps);
 	if (err)
 		return err;
 	stat_of_rec(&rec, &e.attr);
+	e.attr_timeout = attr_keep_s(keeps);
 	*out = e;
 	return 0;
 }

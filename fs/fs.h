@@ -27,6 +27,11 @@
 /* Seconds the kernel may keep names and attributes: nobody else changes
  * them. */
 #define KEEP_S 86400.0
+/* Attributes, if they keep (engine_stat()). */
+static inline double attr_keep_s(bool keeps)
+{
+	return keeps ? KEEP_S : 0;
+}
 #define FS_BLKSIZE (1024 * 1024)
 #define FS_LINK_MAX 65000u
 

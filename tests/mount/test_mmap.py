@@ -2,6 +2,7 @@
 """Mappings: shared, private, and those that outlive their descriptor."""
 import mmap
 import os
+import time
 
 import pytest
 
@@ -34,6 +35,42 @@ def test_shared_stores_are_seen(d, m):
     assert read(f) == want
     m.evict("nvme", f)
     assert read(f) == want
+
+
+def stamped_long_ago(path):
+    """The kernel has seen it, and may keep what it saw."""
+    os.utime(path, ns=(10**18, 10**18))
+    assert os.stat(path).st_mtime_ns == 10**18
+    return path
+
+
+def test_a_store_moves_mtime(d, m):
+    """No later than at msync, and for good."""
+    f = stamped_long_ago(write(d / "f", DATA))
+    start = time.time_ns() - 10**8  # the clock that files are stamped with
+    with mapped(f) as view:
+        os.stat(f)
+        view[0:5] = b"store"
+        view.flush()
+        moved = os.stat(f).st_mtime_ns
+        assert moved > start
+    unwritten(m, f)
+    assert os.stat(f).st_mtime_ns == moved
+
+
+def test_a_store_after_close_moves_mtime(d, m):
+    f = stamped_long_ago(write(d / "f", DATA))
+    start = time.time_ns() - 10**8
+    with opened(f, os.O_RDWR) as fd:
+        view = Mapping(fd, MB)
+    os.stat(f)
+    view[0:5] = b"store"
+    view.flush()
+    moved = os.stat(f).st_mtime_ns
+    assert moved > start
+    view.close()
+    unwritten(m, f)
+    assert os.stat(f).st_mtime_ns == moved
 
 
 def test_between_processes(d):

@@ -40,7 +40,7 @@ static void expect(struct engine *e, const char *name, size_t len, int seed)
 
 	CHECK(view_lookup(meta_accepted(engine_meta(e)), META_ROOT_INO, name,
 			  &d) == 0);
-	CHECK(engine_stat(e, d.ino, &rec) == 0);
+	CHECK(engine_stat(e, d.ino, &rec, NULL) == 0);
 	CHECK(rec.size == len);
 	CHECK(file_open(e, d.ino, O_RDONLY, &reply) == 0);
 	CHECK(file_borrow_fd(e, d.ino, reply.fh, false, 0, len, &fd) == 0);
