@@ -103,6 +103,15 @@ static int set_remount(struct parse *p, const char *value)
 			     "mount it with the new options");
 }
 
+/* The kernel takes it for FUSE and does nothing. */
+static int set_sync(struct parse *p, const char *value)
+{
+	(void)value;
+	return parse_fail(p, "a write or a change of a name cannot be made to "
+			     "wait for the disk by 'sync' or 'dirsync': "
+			     "use fsync(2), whose level is fsync=, or O_SYNC");
+}
+
 /* ---- the table -------------------------------------------------------- */
 
 enum option_kind { OURS, KERNEL, IGNORED };
@@ -126,6 +135,8 @@ static const struct option options[] = {
 	{ "faulty=", OURS, set_faulty },
 	{ "allow_other", OURS, set_allow_other },
 	{ "remount", OURS, set_remount },
+	{ "sync", OURS, set_sync },
+	{ "dirsync", OURS, set_sync },
 	{ "allow_root", KERNEL, NULL },
 	{ "ro", KERNEL, NULL },
 	{ "rw", KERNEL, NULL },
@@ -136,8 +147,6 @@ static const struct option options[] = {
 	{ "exec", KERNEL, NULL },
 	{ "noexec", KERNEL, NULL },
 	{ "async", KERNEL, NULL },
-	{ "sync", KERNEL, NULL },
-	{ "dirsync", KERNEL, NULL },
 	{ "noatime", KERNEL, NULL },
 	{ "nodiratime", KERNEL, NULL },
 	{ "context=", KERNEL, NULL },

@@ -149,6 +149,8 @@ static void test_refusals(void)
 	refuses("dram=lots", "dram=lots is not a size");
 	refuses("dram=1M", "too small");
 	refuses("flush_rate=10%", "flush_rate=10%");
+	refuses("sync", "use fsync(2)");
+	refuses("dirsync", "use fsync(2)");
 	refuses("fsync=disk", "dram, nvme or remote");
 	refuses("fsync=remote", "without a remote");
 	refuses("io=fast", "io=fast");
