@@ -522,7 +522,6 @@ bool writer_left_locked(struct engine *e, struct inode *in) MUST_HOLD(in->lock);
 /* Every handle was closed or flushed: what it holds is a version, now. */
 MUST_CHECK int settle_closed_locked(struct engine *e, struct inode *in)
 	MUST_HOLD(in->lock);
-int64_t ts_ns(const struct timespec *ts);
 uint64_t content_blocks(int fd, const struct stat *st);
 
 /* Up to max of the watched inodes, each with a reference; in turn, if there are

@@ -248,9 +248,9 @@ static void stat_backing_locked(struct inode *in, struct inode_rec *out)
 		return;
 	out->size = now.size;
 	out->blocks = content_blocks(in->ro_fd, &st);
-	out->mtime_ns = ts_ns(&st.st_mtim);
-	if (ts_ns(&st.st_ctim) > out->ctime_ns)
-		out->ctime_ns = ts_ns(&st.st_ctim);
+	out->mtime_ns = ns_of_timespec(st.st_mtim);
+	if (ns_of_timespec(st.st_ctim) > out->ctime_ns)
+		out->ctime_ns = ns_of_timespec(st.st_ctim);
 }
 
 int engine_stat(struct engine *e, uint64_t ino, struct inode_rec *out,

@@ -146,10 +146,8 @@ static int prepare_write_locked(struct engine *e, struct inode *in,
 	inode_begin_write_locked(e, in);
 	if (trunc)
 		return 0;
-	ts[0] = (struct timespec){ rec->atime_ns / 1000000000,
-				   rec->atime_ns % 1000000000 };
-	ts[1] = (struct timespec){ rec->mtime_ns / 1000000000,
-				   rec->mtime_ns % 1000000000 };
+	ts[0] = timespec_of_ns(rec->atime_ns);
+	ts[1] = timespec_of_ns(rec->mtime_ns);
 	inode_set_times_locked(in, ts);
 	return look_at(in, &in->sealed);
 }

@@ -329,7 +329,7 @@ static int64_t changed_ns(struct engine *e, const struct named *n)
 		return 0;
 	(void)!fstat(fd, &st);
 	close(fd);
-	return ts_ns(&st.st_ctim);
+	return ns_of_timespec(st.st_ctim);
 }
 
 static int cmp_changed(const void *a, const void *b)

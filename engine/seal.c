@@ -156,11 +156,6 @@ static int add_seal_event(struct engine *e, struct txn *t,
 	return 0;
 }
 
-int64_t ts_ns(const struct timespec *ts)
-{
-	return (int64_t)ts->tv_sec * 1000000000 + ts->tv_nsec;
-}
-
 /* Blocks of the content in units of 512 bytes: what a lease allocated behind
  * it or in its holes is ours, not the user's. */
 uint64_t content_blocks(int fd, const struct stat *st)
@@ -190,9 +185,9 @@ static void rec_take_content(struct inode_rec *rec, int fd,
 {
 	rec->size = (uint64_t)st->st_size;
 	rec->blocks = content_blocks(fd, st);
-	rec->mtime_ns = ts_ns(&st->st_mtim);
-	if (ts_ns(&st->st_ctim) > rec->ctime_ns)
-		rec->ctime_ns = ts_ns(&st->st_ctim);
+	rec->mtime_ns = ns_of_timespec(st->st_mtim);
+	if (ns_of_timespec(st->st_ctim) > rec->ctime_ns)
+		rec->ctime_ns = ns_of_timespec(st->st_ctim);
 	rec->version = version;
 }
 

@@ -10,25 +10,6 @@
 #include "fs/fs.h"
 #include "fs/hidden.h"
 
-#define NS_PER_S INT64_C(1000000000)
-
-int64_t ns_of_timespec(struct timespec ts)
-{
-	return ts.tv_sec * NS_PER_S + ts.tv_nsec;
-}
-
-struct timespec timespec_of_ns(int64_t ns)
-{
-	struct timespec ts = { .tv_sec = ns / NS_PER_S,
-			       .tv_nsec = ns % NS_PER_S };
-
-	if (ts.tv_nsec < 0) {
-		ts.tv_nsec += NS_PER_S;
-		ts.tv_sec--;
-	}
-	return ts;
-}
-
 /*
  * The coarse clock, as backing files are stamped with it: the fine one would
  * make a write that follows a create look older than the create.

@@ -67,8 +67,6 @@ extern const struct fuse_lowlevel_ops fs_ops;
 
 /* What time stamps are made of: the clock that the kernel stamps with. */
 int64_t fs_now_ns(void);
-int64_t ns_of_timespec(struct timespec ts);
-struct timespec timespec_of_ns(int64_t ns);
 
 /* err: 0 or -errno */
 void reply_result(fuse_req_t req, int err);

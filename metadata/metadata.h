@@ -31,6 +31,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <time.h>
 
 #include "metadata/compiler.h"
 
@@ -57,6 +58,13 @@ struct inode_rec {
 	uint64_t seq;     /* last transaction that put this record: set by
 			     txn_put_inode(), callers need not */
 };
+
+/*
+ * Times of records reach from 1677 to 2262: what lies outside becomes the
+ * nearest of them, and comes back as such. tv_nsec >= 0, before 1970 too.
+ */
+int64_t ns_of_timespec(struct timespec ts);
+struct timespec timespec_of_ns(int64_t ns);
 
 struct dentry_rec {
 	uint64_t ino;

@@ -8,6 +8,30 @@
 
 #include <errno.h>
 
+#define NS_PER_S INT64_C(1000000000)
+
+int64_t ns_of_timespec(struct timespec ts)
+{
+	int64_t ns;
+
+	if (__builtin_mul_overflow(ts.tv_sec, NS_PER_S, &ns) ||
+	    __builtin_add_overflow(ns, ts.tv_nsec, &ns))
+		return ts.tv_sec < 0 ? INT64_MIN : INT64_MAX;
+	return ns;
+}
+
+struct timespec timespec_of_ns(int64_t ns)
+{
+	struct timespec ts = { .tv_sec = ns / NS_PER_S,
+			       .tv_nsec = ns % NS_PER_S };
+
+	if (ts.tv_nsec < 0) {
+		ts.tv_nsec += NS_PER_S;
+		ts.tv_sec--;
+	}
+	return ts;
+}
+
 static int check_fixed(const uint8_t *b, size_t len, size_t want)
 {
 	if (len < 1)

@@ -86,7 +86,7 @@ def test_setid_bits_stay_when_root_writes(d):
     assert stat.S_IMODE(os.stat(d / "f").st_mode) == 0o4755
 
 
-TIMES = [(0, 0), (1, 1), (1_600_000_000_123_456_789, 1_500_000_000_987_654_321),
+TIMES = [(0, 0), (1, 1), (-1, -1_500_000_001), (1_600_000_000_123_456_789, 1_500_000_000_987_654_321),
          (4_102_444_800_000_000_001, 4_102_444_800_999_999_999)]
 
 
@@ -99,6 +99,34 @@ def test_utimens_in_nanoseconds(d, times):
         os.utime(d / name, ns=times, follow_symlinks=False)
         s = os.lstat(d / name)
         assert (s.st_atime_ns, s.st_mtime_ns) == times
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_opening_for_writing_moves_no_time(d, times):
+    f = write(d / "f", b"x")
+    os.utime(f, ns=times)
+    with opened(f, os.O_WRONLY):
+        pass
+    assert os.stat(f).st_mtime_ns == times[1]
+
+
+FAR = 10_413_792_000 * 10**9  # the year 2300
+
+
+@pytest.mark.parametrize("sign", (1, -1))
+def test_times_that_cannot_be_told(d, m, sign):
+    """They become the nearest that can, not something in between."""
+    for name in ("f", "open"):
+        write(d / name, b"x")
+    with opened(d / "open", os.O_WRONLY) as fd:
+        os.write(fd, b"y")
+        for name in ("f", "open"):
+            os.utime(d / name, ns=(sign * FAR, sign * FAR))
+    m.wait("nvme")
+    for name in ("f", "open"):
+        s = os.stat(d / name)
+        for told in (s.st_atime_ns, s.st_mtime_ns):
+            assert sign * told > FAR // 6  # ext4's bounds: 1901 to 2446
 
 
 def test_utimens_by_descriptor(d):
