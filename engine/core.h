@@ -504,12 +504,13 @@ struct seal {
 void seal_begin_locked(struct engine *e, struct inode *in, bool final,
 		       struct seal *s) MUST_HOLD(in->lock);
 /* One commit for all, in this order; each has its own err. From the first one
- * on of which the same may work later, none is sealed. */
+ * on that failed, none is sealed. */
 void seals_log(struct engine *e, struct seal *seals, unsigned n);
 MUST_CHECK int seal_finish_locked(struct engine *e, struct inode *in,
 				  const struct seal *s) MUST_HOLD(in->lock);
-/* May the same seal work later? */
-bool seal_will_pass(int err);
+/* Is it to be tried again? -ENOENT: unlinked while we looked, so there is
+ * nothing to seal. */
+bool seal_failed(int err);
 /* Nobody can write the file any more: its last seal. */
 MUST_CHECK int seal_final_locked(struct engine *e, struct inode *in)
 	MUST_HOLD(in->lock);

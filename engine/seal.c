@@ -116,6 +116,8 @@ static int add_path(void *arg, uint64_t parent, const char *name)
 	int r;
 
 	r = view_child_path(meta_accepted(l->e->meta), parent, name, buf);
+	if (r == -ENAMETOOLONG) /* no name that a remote can hold */
+		return 0;
 	if (r < 0)
 		return r;
 	grown = realloc(l->paths, (l->n + 1) * sizeof(*grown));
@@ -209,6 +211,8 @@ static int fill_seal(struct engine *e, struct seal *s, struct txn *t)
 	int r;
 
 	r = view_inode(meta_accepted(e->meta), in->ino, &rec);
+	if (r == 0)
+		r = FAULT("seal.read", -EUCLEAN);
 	if (r < 0)
 		return r;
 	before = rec.version;
@@ -301,11 +305,11 @@ void seals_log(struct engine *e, struct seal *seals, unsigned n)
 		return;
 	t = txn_begin(e->meta);
 	for (unsigned i = 0; i < n; i++) {
-		if (seals[i].what != SEAL_NOTHING && seal_will_pass(r))
+		if (seals[i].what != SEAL_NOTHING && seal_failed(r))
 			seals[i].err = r; /* it waits for those before it */
 		else if (seals[i].what != SEAL_NOTHING)
 			put_seal(e, &seals[i], t);
-		if (!seal_will_pass(r))
+		if (!seal_failed(r))
 			r = seals[i].err;
 	}
 	r = commit_and_drop(e, t, &seq);
@@ -449,11 +453,11 @@ int seal_finish_locked(struct engine *e, struct inode *in, const struct seal *s)
 		sealed_locked(e, in, s);
 	else if (has_version(s))
 		backing_set_version(e, in->backing, s->before);
-	/* What will be tried again keeps the room that close promised. */
-	if (has_version(s) && s->err && !seal_will_pass(s->err))
-		lease_drop_nvme_locked(e, in);
-	if (s->err && s->err != -ENOENT) /* unlinked while we looked */
+	/* It is tried again, and keeps the room that close promised. */
+	if (seal_failed(s->err))
 		return s->err;
+	if (has_version(s) && s->err)
+		lease_drop_nvme_locked(e, in);
 	if (!s->final)
 		return 0;
 	if (s->what == SEAL_CONFIRM && !s->err)
@@ -492,10 +496,9 @@ int seal_snapshot_locked(struct engine *e, struct inode *in)
 	return seal_now_locked(e, in, false);
 }
 
-bool seal_will_pass(int err)
+bool seal_failed(int err)
 {
-	return err == -ENOSPC || err == -ENOMEM || err == -EIO ||
-	       err == -EMFILE || err == -ENFILE;
+	return err && err != -ENOENT;
 }
 
 int settle_closed_locked(struct engine *e, struct inode *in)

@@ -22,8 +22,8 @@
  *     several closes of one content the first counts, of several contents the
  *     close of the last.
  *  2. A mark leaves the list only when its seal has its number: settle() also
- *     waits for those that another thread is settling. Where a seal fails (no
- *     room, no memory) its mark stays and all behind it wait; no event is
+ *     waits for those that another thread is settling. Where a seal fails, for
+ *     whatever reason, its mark stays and all behind it wait; no event is
  *     logged meanwhile but those that make room, or an fsync would promise,
  *     and `latest` name, what is not in the log.
  */
@@ -202,7 +202,7 @@ static unsigned lock_run(struct engine *e, struct run *run)
 			mutex_unlock(&in->lock);
 			break;
 		}
-		alone |= seal_will_pass(run->seals[n++].err);
+		alone |= seal_failed(run->seals[n++].err);
 	}
 	return n;
 }
@@ -219,13 +219,9 @@ static unsigned finish_run(struct engine *e, struct run *run, unsigned n,
 		struct inode *in = run->in[i];
 		int r = seal_finish_locked(e, in, &run->seals[i]);
 
-		if (i < done && seal_will_pass(r)) {
+		if (i < done && r < 0) {
 			done = i;
 			*err = r;
-		} else if (i < done && r < 0) {
-			message_error("cannot seal inode %lu: %s",
-				      (unsigned long)in->ino, strerror(-r));
-			in->error = r;
 		}
 		mutex_unlock(&in->lock);
 	}
@@ -397,10 +393,11 @@ static int64_t settle_due(struct engine *e, bool *any)
 	return next_look(age) > MS / 2 ? next_look(age) : MS / 2;
 }
 
-/* A file with a writable mapping and no descriptor. */
-static bool mapped_only(struct engine *e, struct inode *in)
+/* A file with a writable mapping and no descriptor; without the mapping it is
+ * one that was closed. */
+static void mapped_only(struct engine *e, struct inode *in)
 {
-	bool marked, yes;
+	bool marked, yes, closed = false;
 	int r;
 
 	mutex_lock(&e->marks.lock);
@@ -411,15 +408,14 @@ static bool mapped_only(struct engine *e, struct inode *in)
 	      now_mono_ns() - in->snapshot_ns > MAPPED_EVERY;
 	if (yes) {
 		in->snapshot_ns = now_mono_ns();
-		if (writer_left_locked(e, in))
-			r = seal_snapshot_locked(e, in);
-		else
-			r = seal_final_locked(e, in);
+		closed = !writer_left_locked(e, in);
+		r = closed ? 0 : seal_snapshot_locked(e, in);
 		if (r < 0)
 			in->error = r;
 	}
 	mutex_unlock(&in->lock);
-	return yes;
+	if (closed)
+		mark_add(e, in);
 }
 
 static void look_at_mapped(struct engine *e)

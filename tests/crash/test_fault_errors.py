@@ -50,14 +50,16 @@ def test_each_fails_once(mode):
     assert n_fired >= len(passed) // 2, "hardly any fired"
 
 
-def test_a_seal_that_fails_is_not_passed(mode):
-    """A file was closed, and its seal fails: an fsync of something else does
-    not promise it, nothing is logged ahead of it, and it is tried again."""
+@pytest.mark.parametrize("fault", ["seal.log", "seal.read"])
+def test_a_seal_that_fails_is_not_passed(mode, fault):
+    """A file was closed, and its seal fails, for whatever reason: an fsync of
+    something else does not promise it, nothing is logged ahead of it, and it
+    is tried again."""
     sweep.need_faults()
     m = sweep.Faulty(mode)
     data = calls.noise(200_000)
     try:
-        assert m.begin("seal.log:1")
+        assert m.begin(f"{fault}:1")
         calls.write(m.path / "shard", data)
         mkdir = calls.errno_of(os.mkdir, m.path / "later")
         with calls.opened(m.path, os.O_RDONLY) as fd:

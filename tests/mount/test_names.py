@@ -3,6 +3,8 @@
 import errno
 import os
 
+import pytest
+
 from calls import fails, read, write
 
 
@@ -82,6 +84,40 @@ def test_deeper_than_a_path_can_be(d):
         fd = above
     os.close(fd)
     assert os.listdir(d) == []
+
+
+@pytest.mark.modes("passthrough", "served", "user")
+def test_a_path_becomes_too_long(fresh):
+    """No remote can hold it. What is written there is kept all the same, and
+    what is closed after it goes on."""
+    m = fresh(remote=True)
+    top = os.open(m.path, os.O_RDONLY)
+    os.mkdir("t", dir_fd=top)
+    fd = os.open("t", os.O_RDONLY, dir_fd=top)
+    for _ in range(16):
+        os.mkdir("n" * 250, dir_fd=fd)
+        below = os.open("n" * 250, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    path = f"/proc/self/fd/{fd}/f"
+    write(path, b"old")
+    os.rename("t", "T" * 255, src_dir_fd=top, dst_dir_fd=top)
+    write(path, b"new")
+    ino = os.stat(path).st_ino
+    write(m.path / "after", b"x")
+    os.close(fd)
+    os.close(top)
+    m.wait("remote")
+    assert read(m.remote_dir / "after") == b"x"
+    m.lose_dram()
+    for _, _, files, at in os.fwalk(m.path):
+        if "f" in files:
+            f = os.open("f", os.O_RDONLY, dir_fd=at)
+            assert os.fstat(f).st_ino == ino
+            assert os.read(f, 10) == b"new"
+            os.close(f)
+            return
+    assert False, "it is gone"
 
 
 def test_deep_tree(d):
