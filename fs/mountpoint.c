@@ -291,34 +291,45 @@ static bool is_below(const char *path, const char *dir)
 	return !strncmp(p, d, len) && (!p[len] || p[len] == '/' || len == 1);
 }
 
+static int check_outside(const struct options *o, const char *name,
+			 const char *value, const char *path, char *why,
+			 size_t why_len)
+{
+	if (!is_below(path, o->mountpoint))
+		return 0;
+	return refuse(why, why_len, -EINVAL,
+		      "%s=%s lies in the mount point '%s': choose a place "
+		      "elsewhere",
+		      name, value, o->mountpoint);
+}
+
+static int check_remote(const struct options *o, const char *path, char *why,
+			size_t why_len)
+{
+	int err = check_outside(o, "remote", o->remote, path, why, why_len);
+
+	if (err || !(is_below(path, o->nvme) || is_below(o->nvme, path)))
+		return err;
+	return refuse(why, why_len, -EINVAL,
+		      "remote=%s and nvme=%s lie in each other: choose "
+		      "directories apart",
+		      o->remote, o->nvme);
+}
+
 /* A place that lies in another one of ours would wait for itself, or be
  * published. */
 static int check_places(const struct options *o, char *why, size_t why_len)
 {
-	const char *remote = o->remote;
+	const char *remote = o->remote ? o->remote : "";
+	int err = check_outside(o, "nvme", o->nvme, o->nvme, why, why_len);
 
-	if (is_below(o->nvme, o->mountpoint))
-		return refuse(why, why_len, -EINVAL,
-			      "nvme=%s lies in the mount point '%s': choose a "
-			      "directory elsewhere",
-			      o->nvme, o->mountpoint);
-	if (!remote)
-		return 0;
+	if (!err && o->log)
+		err = check_outside(o, "log", o->log, o->log, why, why_len);
 	if (!strncmp(remote, "dir:", 4))
 		remote += 4;
-	if (remote[0] != '/')
-		return 0;
-	if (is_below(remote, o->mountpoint))
-		return refuse(why, why_len, -EINVAL,
-			      "remote=%s lies in the mount point '%s': choose "
-			      "a directory elsewhere",
-			      o->remote, o->mountpoint);
-	if (is_below(remote, o->nvme) || is_below(o->nvme, remote))
-		return refuse(why, why_len, -EINVAL,
-			      "remote=%s and nvme=%s lie in each other: choose "
-			      "directories apart",
-			      o->remote, o->nvme);
-	return 0;
+	if (!err && remote[0] == '/')
+		err = check_remote(o, remote, why, why_len);
+	return err;
 }
 
 int mountpoint_prepare(const struct options *o, char *why, size_t why_len)

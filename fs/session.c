@@ -141,25 +141,30 @@ static int mount_session(struct session *s)
 	return choose_io(s);
 }
 
-/* The last thing that can fail, as it can still be told. Until now the caller
- * read warnings only; the log gets more. */
-static int open_log(const struct options *o)
+/* Before the mount, as all that follows a path of the user's: from then on
+ * until we serve, one that leads into the mount waits for us. */
+static int open_log(struct session *s)
 {
-	int err;
+	const char *path = s->options->log;
+	int err = path ? message_open_file(path, &s->log_fd) : 0;
 
-	if (!o->debug)
-		message_set_level(MESSAGE_INFO);
-	if (!o->log) {
-		if (!o->foreground)
-			message_to_syslog("ckptfs");
-		return 0;
-	}
-	err = message_to_file(o->log);
 	if (err)
 		message_error("log=%s cannot be written: %s; name a file that "
 			      "can",
-			      o->log, strerror(-err));
+			      path, strerror(-err));
 	return err;
+}
+
+/* Nothing can fail any more. Until now the caller read warnings only; the log
+ * gets more. */
+static void use_log(const struct session *s)
+{
+	if (!s->options->debug)
+		message_set_level(MESSAGE_INFO);
+	if (s->log_fd >= 0)
+		message_to_fd(s->log_fd);
+	else if (!s->options->foreground)
+		message_to_syslog("ckptfs");
 }
 
 static int serve(struct session *s)
@@ -172,21 +177,17 @@ static int serve(struct session *s)
 			      strerror(-err));
 		return err;
 	}
-	err = open_log(s->options);
-	if (!err) {
-		engine_status(s->fs.engine, &st);
-		message_info("mounted '%s' on '%s': %s; state in '%s': %s",
-			     s->options->shown_source, s->options->mountpoint,
-			     st.io_note, s->options->nvme, st.start);
-		startup_done(s->startup);
-		err = libfuse_loop(s);
-		if (err)
-			message_error("lost the kernel's requests: %s",
-				      strerror(-err));
-		err = 0;
-	}
+	use_log(s);
+	engine_status(s->fs.engine, &st);
+	message_info("mounted '%s' on '%s': %s; state in '%s': %s",
+		     s->options->shown_source, s->options->mountpoint,
+		     st.io_note, s->options->nvme, st.start);
+	startup_done(s->startup);
+	err = libfuse_loop(s);
+	if (err)
+		message_error("lost the kernel's requests: %s", strerror(-err));
 	signals_stop(s);
-	return err;
+	return 0;
 }
 
 /* ---- end -------------------------------------------------------------- */
@@ -223,7 +224,9 @@ static void end(struct session *s)
 
 int session_run(const struct options *o, struct startup *startup)
 {
-	struct session s = { .options = o, .startup = startup, .dev_fd = -1 };
+	struct session s = {
+		.options = o, .startup = startup, .dev_fd = -1, .log_fd = -1
+	};
 	int err;
 
 	libfuse_messages();
@@ -236,6 +239,8 @@ int session_run(const struct options *o, struct startup *startup)
 		err = expected_new(&s.fs.expected);
 	if (!err)
 		err = tensor_tree_new(&s.fs, &s.fs.tensors);
+	if (!err)
+		err = open_log(&s);
 	if (!err)
 		err = mount_session(&s);
 	if (!err)

@@ -19,6 +19,7 @@ struct session {
 	struct startup *startup;
 	struct fuse_session *fuse;
 	int dev_fd; /* libfuse's /dev/fuse; for the passthrough hooks */
+	int log_fd; /* of log=, for good; -1: none */
 	bool is_mounted;
 	unsigned major, minor; /* of the mount, to tell it from a later one */
 	pthread_t loop_thread, signal_thread;

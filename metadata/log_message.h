@@ -23,8 +23,10 @@ void message(enum message_level level, const char *fmt, ...) PRINTF(2, 3);
 #define message_info(...) message(MESSAGE_INFO, __VA_ARGS__)
 #define message_debug(...) message(MESSAGE_DEBUG, __VA_ARGS__)
 
-/* Where lines go from now on. path NULL: syslog. -errno: cannot open it. */
-MUST_CHECK int message_to_file(const char *path);
+/* A file for them, made if it is not there; *fd is the caller's. */
+MUST_CHECK int message_open_file(const char *path, int *fd);
+/* Where lines go from now on; fd must stay open for good. */
+void message_to_fd(int fd);
 void message_to_syslog(const char *ident);
 void message_set_level(enum message_level most_verbose);
 

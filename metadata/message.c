@@ -76,20 +76,20 @@ void message(enum message_level level, const char *fmt, ...)
 	errno = saved;
 }
 
-int message_to_file(const char *path)
+int message_open_file(const char *path, int *fd)
 {
-	int fd;
+	int got = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 
-	if (!path) {
-		message_to_syslog("ckptfs");
-		return 0;
-	}
-	fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-	if (fd < 0)
+	if (got < 0)
 		return -errno;
+	*fd = got;
+	return 0;
+}
+
+void message_to_fd(int fd)
+{
 	/* The one before stays open: a thread may be writing to it. */
 	log_fd = fd;
-	return 0;
 }
 
 void message_to_syslog(const char *ident)

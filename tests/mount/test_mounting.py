@@ -350,6 +350,7 @@ def test_places_in_each_other(one):
     inside, remote = one.path / "sub", one.remote_dir
     refused(one, one.command(nvme=inside), str(inside))
     refused(one, one.command(nvme=one.path), str(one.path))
+    refused(one, one.command(log=inside), str(inside))
     refused(one, one.command(remote=f"dir:{one.path}"), str(one.path))
     refused(one, one.command(remote=f"dir:{inside}"), str(inside))
     refused(one, one.command(nvme=remote, remote=f"dir:{remote}"),
@@ -359,6 +360,18 @@ def test_places_in_each_other(one):
     link = one.base / "home" / "link"
     link.symlink_to(one.path)
     refused(one, one.command(nvme=link / "n"), str(link))
+
+
+def test_log_that_will_lie_in_the_mount(one):
+    """Where it leads to is seen only when it is made: that comes before the
+    mount, of which a daemon that does not serve yet must ask nothing."""
+    link = one.base / "home" / "log"
+    link.symlink_to(one.path / "log")
+    start_in_background(one, one.command(foreground=False, log=link))
+    assert os.listdir(one.path) == []
+    one.unmount()
+    until(lambda: not daemons(one))
+    assert b"mounted" in read(one.path / "log")
 
 
 def test_remote_with_files_for_a_state_with_files(mode, fresh):
