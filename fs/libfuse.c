@@ -158,7 +158,6 @@ static int mount_quietly(struct fuse_session *fuse, const char *path)
 int libfuse_mount(struct session *s, char *why, size_t why_len)
 {
 	const char *path = s->options->mountpoint;
-	struct mounted m;
 
 	s->fuse = new_session(s);
 	if (!s->fuse) {
@@ -175,10 +174,8 @@ int libfuse_mount(struct session *s, char *why, size_t why_len)
 	}
 	s->dev_fd = fuse_session_fd(s->fuse);
 	s->is_mounted = true;
-	if (!mountpoint_find(path, &m)) {
-		s->major = m.major;
-		s->minor = m.minor;
-	}
+	/* One that cannot be told from others is not unmounted. */
+	(void)!mountpoint_find(path, &s->own);
 	return 0;
 }
 

@@ -32,14 +32,14 @@ static int fusermount(const char *path, bool lazy)
 
 	if (posix_spawnp(&pid, argv[0], NULL, NULL, (char *const *)argv,
 			 environ))
-		return -ENOENT;
+		return -EPERM;
 	while (waitpid(pid, &status, 0) < 0)
 		if (errno != EINTR)
 			return -errno;
 	return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : -EBUSY;
 }
 
-int mountpoint_unmount(const char *path, bool lazy)
+static int unmount(const char *path, bool lazy)
 {
 	int err;
 
@@ -110,6 +110,18 @@ int mountpoint_find(const char *path, struct mounted *out)
 	return err;
 }
 
+int mountpoint_unmount(const char *path, const struct mounted *own, bool lazy)
+{
+	struct mounted m;
+	int err = mountpoint_find(path, &m);
+
+	if (err)
+		return err;
+	if (!m.ckptfs || m.major != own->major || m.minor != own->minor)
+		return -ENOENT;
+	return unmount(path, lazy);
+}
+
 /* ---- may it be mounted ------------------------------------------------ */
 
 static int refuse(char *why, size_t why_len, int err, const char *fmt, ...)
@@ -134,7 +146,7 @@ static int remove_dead(const char *path, char *why, size_t why_len)
 		/* Not stat(): what the kernel remembers outlives us. */
 		if (statvfs(path, &st) == 0 || errno != ENOTCONN)
 			return 0;
-		err = mountpoint_unmount(path, true);
+		err = unmount(path, true);
 		if (err)
 			break;
 		message_warning("took away the dead mount on '%s'", path);

@@ -32,9 +32,13 @@ struct mounted {
 MUST_CHECK int mountpoint_find(const char *path, struct mounted *out);
 
 /*
- * umount(2), or fusermount3 for ordinary users. lazy: also while files are
- * open, which stay usable. -EBUSY: files are open.
+ * umount(2), or fusermount3 for ordinary users, of `own`. lazy: also while
+ * files are open, which stay usable.
+ *
+ *   -EBUSY   files are open
+ *   -ENOENT  `own` is not what is there on top; others' is left alone
  */
-MUST_CHECK int mountpoint_unmount(const char *path, bool lazy);
+MUST_CHECK int mountpoint_unmount(const char *path, const struct mounted *own,
+				  bool lazy);
 
 #endif

@@ -192,16 +192,12 @@ static int serve(struct session *s)
 
 /* ---- end -------------------------------------------------------------- */
 
-/* Whoever mounted something else there since is left alone. */
 static void leave_nothing(const struct session *s)
 {
 	const char *path = s->options->mountpoint;
-	struct mounted m;
+	int err = mountpoint_unmount(path, &s->own, true);
 
-	if (mountpoint_find(path, &m) || m.major != s->major ||
-	    m.minor != s->minor || !m.ckptfs)
-		return;
-	if (mountpoint_unmount(path, true))
+	if (err && err != -ENOENT)
 		message_error("'%s' is left behind: run 'umount -l %s'", path,
 			      path);
 }

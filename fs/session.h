@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "fs/fs.h"
+#include "fs/mountpoint.h"
 #include "fs/options.h"
 #include "fs/startup.h"
 
@@ -21,7 +22,7 @@ struct session {
 	int dev_fd; /* libfuse's /dev/fuse; for the passthrough hooks */
 	int log_fd; /* of log=, for good; -1: none */
 	bool is_mounted;
-	unsigned major, minor; /* of the mount, to tell it from a later one */
+	struct mounted own; /* the mount, to tell it from a later one */
 	pthread_t loop_thread, signal_thread;
 	atomic_bool loop_over;
 };

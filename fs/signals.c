@@ -57,18 +57,19 @@ static bool wait_signal(int seconds)
 	}
 }
 
+/* Unmounted lazily before, it may be there no more. */
 static void leave_mount(struct session *s)
 {
 	const char *path = s->options->mountpoint;
-	int err = mountpoint_unmount(path, false);
+	int err = mountpoint_unmount(path, &s->own, false);
 
-	if (!err)
-		return;
-	message_info("'%s' is busy: unmounting it lazily, files that are open "
-		     "have %d s",
-		     path, GRACE_S);
-	err = mountpoint_unmount(path, true);
-	if (err)
+	if (err == -EBUSY) {
+		message_info("'%s' is busy: unmounting it lazily, files that "
+			     "are open have %d s",
+			     path, GRACE_S);
+		err = mountpoint_unmount(path, &s->own, true);
+	}
+	if (err && err != -ENOENT)
 		message_error("cannot unmount '%s': error %d", path, -err);
 }
 

@@ -82,6 +82,24 @@ def test_sigterm_with_files_open(fresh):
     assert read(m.path / "f") == noise(MB)
 
 
+@pytest.mark.modes("passthrough", "served")
+@pytest.mark.root
+def test_sigterm_leaves_a_later_mount_alone(fresh):
+    """Unmounted lazily, it lives on for a file that is open. What somebody
+    mounted there since is not the daemon's to take away."""
+    m = fresh()
+    with opened(m.path / "f", os.O_CREAT | os.O_RDWR):
+        m.unmount(lazy=True)
+        m.run(["mount", "-t", "tmpfs", "later", m.path])
+        m.process.send_signal(signal.SIGTERM)
+        until(lambda: "told to end" in m.log_tail())
+    assert m.ended() == 0
+    m.process = None
+    with open("/proc/self/mountinfo") as f:
+        assert any(line.split()[4] == str(m.path) for line in f)
+    m.unmount()
+
+
 def test_next_mount_waits_for_the_last(fresh):
     """umount and mount at once, while the old daemon still drains."""
     m = fresh(flush_rate="8M")
