@@ -112,6 +112,8 @@ int main(int argc, char **argv)
 	int status;
 
 	bound_malloc();
+	if (startup_descriptors())
+		return 1; /* there may be nowhere to say so */
 	if (options_parse(argc, argv, &o, why, sizeof(why))) {
 		status = fail(why);
 		status = 2;

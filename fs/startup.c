@@ -28,6 +28,19 @@ static void wait_for_answer(int fd, pid_t child)
 	_exit(1);
 }
 
+int startup_descriptors(void)
+{
+	int fd;
+
+	do
+		fd = open("/dev/null", O_RDWR);
+	while (fd >= 0 && fd <= 2);
+	if (fd < 0)
+		return -errno;
+	close(fd);
+	return 0;
+}
+
 int startup_begin(bool foreground, struct startup *out)
 {
 	int fds[2];
@@ -36,6 +49,9 @@ int startup_begin(bool foreground, struct startup *out)
 	*out = (struct startup){ .answer_fd = -1, .foreground = foreground };
 	if (foreground)
 		return 0;
+	/* A lock, or a pipe whose end somebody waits for, was lent to a command
+	 * that returns. */
+	(void)!close_range(3, ~0u, 0);
 	if (pipe2(fds, O_CLOEXEC))
 		return -errno;
 	pid = fork();

@@ -16,9 +16,15 @@ struct startup {
 };
 
 /*
- * Returns in the process that goes on: a child in a session of its own, or in
- * the foreground the caller itself. Errors go to stderr until startup_done().
- * No threads may run yet.
+ * 0, 1 and 2 are open from now on, to nothing where the caller had closed them:
+ * no file of ours may be taken for one of them. Before anything is opened.
+ */
+MUST_CHECK int startup_descriptors(void);
+/*
+ * Returns in the process that goes on: a child in a session of its own and
+ * without the caller's other descriptors, or in the foreground the caller
+ * itself. Errors go to stderr until startup_done(). No threads may run and
+ * nothing but 0, 1 and 2 may be open yet.
  */
 MUST_CHECK int startup_begin(bool foreground, struct startup *out);
 /* The mount works: lets go of terminal, stderr and working directory, and

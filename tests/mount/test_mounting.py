@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mounting: its forms, what is refused and how, dead mounts, leftovers."""
+import fcntl
 import json
 import os
 import shutil
@@ -80,6 +81,37 @@ def test_in_the_background(one):
     until(lambda: not daemons(one))
     start_in_background(one)
     assert read(one.path / "f") == b"x"
+    one.unmount()
+    until(lambda: not daemons(one))
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_without_standard_descriptors(mode, one, closed):
+    """What the daemon opens must not be taken for one of them: they go to
+    nothing once it is up, and with them went the lock of its state."""
+    words = one.command(foreground=False)
+    one.run(["sh", "-c", f'exec "$@" {closed}', "sh", *words], timeout=20)
+    status = one.status()
+    one.dram_dir = status["dram_dir"]
+    for fd in range(3):
+        assert os.readlink(f"/proc/{status['pid']}/fd/{fd}") == "/dev/null"
+    two = Mounted(mode, nvme=one.nvme)
+    try:
+        refused(two, two.command(), "in use")
+    finally:
+        two.close()
+    one.unmount()
+    until(lambda: not daemons(one))
+
+
+def test_keeps_nothing_of_its_callers(one):
+    """`( flock 9; ckptfs ... ) 9>lock`: the lock is not the mount's."""
+    with opened(one.base / "home" / "lock", os.O_CREAT | os.O_RDWR) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        one.run(one.command(foreground=False), pass_fds=[fd])
+    one.dram_dir = one.status()["dram_dir"]
+    with opened(one.base / "home" / "lock", os.O_RDWR) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     one.unmount()
     until(lambda: not daemons(one))
 
