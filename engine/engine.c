@@ -344,6 +344,15 @@ static int seal_left(struct start *s)
 	return 0;
 }
 
+int start_goes_on(struct start *s)
+{
+	const struct engine_config *c = &s->e->config;
+
+	if (!c->unwanted || !c->unwanted(c->unwanted_arg))
+		return 0;
+	return start_fail(s, -EINTR, "told to end before it was mounted");
+}
+
 static int start_all(struct start *s)
 {
 	static int (*const steps[])(struct start * s) = {
@@ -353,8 +362,10 @@ static int start_all(struct start *s)
 	};
 
 	for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
-		int r = steps[i](s);
+		int r = start_goes_on(s);
 
+		if (r == 0)
+			r = steps[i](s);
 		if (r == 0)
 			r = FAULT("start.step", -EIO);
 		if (r < 0)

@@ -46,12 +46,17 @@ struct engine_config {
 	uint64_t flush_rate;    /* bytes per second; 0: no limit */
 	const char *remote;     /* remote_open() spec or NULL */
 	const char *faulty;     /* tier_faulty_open() spec for NVMe or NULL */
+	/* Asked while it starts; true: nobody wants it any more. Or NULL. */
+	bool (*unwanted)(const void *arg);
+	const void *unwanted_arg;
 };
 
 /*
  * Checks everything that can be wrong, recovers, starts the threads. On
  * failure nothing is left behind, and why holds one line that names the thing
- * and the remedy.
+ * and the remedy. May wait for minutes, for the last mount of the same state.
+ *
+ *   -EINTR  unwanted
  */
 MUST_CHECK int engine_start(const struct engine_config *config, char *why,
 			    size_t why_len, struct engine **out);

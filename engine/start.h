@@ -23,6 +23,10 @@ struct start {
 /* Writes why, unless there is a reason already. Returns err. */
 int PRINTF(3, 4) start_fail(struct start *s, int err, const char *fmt, ...);
 
+/* -EINTR if nobody wants it any more; asked before each step, and in one that
+ * waits. */
+MUST_CHECK int start_goes_on(struct start *s);
+
 /* ---- state_dir.c ------------------------------------------------------ */
 
 /* nvme= is there, locked, and says "mounted". Waits while the last mount of it

@@ -78,6 +78,7 @@ static int wait_for_lock(struct start *s)
 	int64_t soon = now_mono_ns() + INT64_C(3000000000);
 	bool told = false;
 	char line[400];
+	int r;
 
 	while (flock(e->lock_fd, LOCK_EX | LOCK_NB)) {
 		ssize_t n = pread(e->lock_fd, line, sizeof(line) - 1, 0);
@@ -103,6 +104,9 @@ static int wait_for_lock(struct start *s)
 				     "flushed",
 				     e->nvme_dir);
 		told = true;
+		r = start_goes_on(s);
+		if (r < 0)
+			return r;
 		nanosleep(&ts, NULL);
 	}
 	return 0;

@@ -99,6 +99,8 @@ static int start_engine(struct session *s)
 		.flush_rate = o->flush_rate,
 		.remote = o->remote,
 		.faulty = o->faulty,
+		.unwanted = startup_unwanted,
+		.unwanted_arg = s->startup,
 	};
 	char why[LINE_LEN] = "";
 	int err = engine_start(&config, why, sizeof(why), &s->fs.engine);

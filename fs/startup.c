@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A pipe carries the answer: one byte is success, its end is failure. What
- * failed was written to the common stderr by then.
+ * failed was written to the common stderr by then. It also shows whether there
+ * still is somebody to be answered: a terminal's Ctrl-C ends the caller only,
+ * as the child has a session of its own.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -72,6 +76,18 @@ int startup_begin(bool foreground, struct startup *out)
 	return 0;
 }
 
+bool startup_unwanted(const void *startup)
+{
+	const struct startup *s = startup;
+	struct pollfd answer = { .fd = s->answer_fd };
+	sigset_t pending;
+
+	sigpending(&pending);
+	if (sigismember(&pending, SIGTERM) || sigismember(&pending, SIGINT))
+		return true;
+	return poll(&answer, 1, 0) > 0 && answer.revents & POLLERR;
+}
+
 static void let_go(void)
 {
 	int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -97,6 +113,8 @@ void startup_done(struct startup *s)
 	do
 		n = write(s->answer_fd, "", 1);
 	while (n < 0 && errno == EINTR);
+	if (n < 0)
+		kill(getpid(), SIGTERM);
 	close(s->answer_fd);
 	s->answer_fd = -1;
 }

@@ -27,9 +27,12 @@ MUST_CHECK int startup_descriptors(void);
  * nothing but 0, 1 and 2 may be open yet.
  */
 MUST_CHECK int startup_begin(bool foreground, struct startup *out);
+/* Nobody waits for the mount any more: the caller has gone, or one of the
+ * signals that end a mount is pending. startup: a struct startup. */
+bool startup_unwanted(const void *startup);
 /* The mount works: lets go of terminal, stderr and working directory, and
  * ends the caller with success. If it is never called, the caller fails when
- * this process ends. */
+ * this process ends; if the caller has gone, this process is told to end. */
 void startup_done(struct startup *s);
 
 #endif

@@ -3,12 +3,15 @@
 import os
 import pickle
 import signal
+import subprocess
 
 import pytest
 
+import user
+
 from calls import (describe, difference, errno_of, noise, opened, read, tree,
                    write, write_all)
-from mounted import until
+from mounted import is_mountpoint, until
 
 MB = 1 << 20
 
@@ -112,6 +115,43 @@ def test_next_mount_waits_for_the_last(fresh):
     m.start()
     assert old.wait(10) == 0
     assert read(m.path / "f") == noise(MB) * 12
+
+
+@pytest.mark.parametrize("foreground", [True, False])
+def test_told_to_end_before_it_is_mounted(fresh, foreground):
+    """Ctrl-C while it waits for the last mount: nothing is mounted later.
+    In the background it is the command that gets it, not the daemon."""
+    m = fresh(flush_rate="2M")
+    write(m.path / "f", noise(MB) * 40)
+    if m.plain:
+        return
+    old = m.process
+    m.unmount()
+    with m.popen(m.command(foreground), stdin=subprocess.DEVNULL,
+                 stderr=subprocess.PIPE, start_new_session=True) as p:
+        until(lambda: waits_for_a_lock(m, p.pid, foreground))
+        p.send_signal(signal.SIGINT)
+        text = p.stderr.read()  # its end: nobody holds it any more
+        assert p.wait() == (1 if foreground else -signal.SIGINT)
+    assert b"told to end" in text
+    assert old.poll() is None, "it did not wait"
+    assert not is_mountpoint(m.path)
+    m.process = old
+    m.kill()
+    m.start(flush_rate=None)
+    assert read(m.path / "f") == noise(MB) * 40
+
+
+def waits_for_a_lock(m, pid, foreground):
+    """The process, or its child, has the lock file open."""
+    pids = [str(pid)]
+    if not foreground:
+        with open(f"/proc/{pid}/task/{pid}/children") as f:
+            pids = f.read().split()
+    lock = str(m.nvme / "lock")
+    return user.as_root(lambda: any(
+        os.path.realpath(f"/proc/{p}/fd/{fd}") == lock
+        for p in pids for fd in os.listdir(f"/proc/{p}/fd")))
 
 
 def test_killed_carries_on(fresh):
