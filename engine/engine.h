@@ -219,7 +219,8 @@ bool engine_has_lost(const struct engine *e, uint32_t lineage, uint64_t seq);
 /* Has seq reached the level? -errno if the way there is blocked by an error. */
 MUST_CHECK int engine_reached(struct engine *e, uint64_t seq, enum level level,
 			      bool *out);
-/* Same, and somebody waits: do not linger. Blocks. -ETIMEDOUT */
+/* Same, and somebody waits: do not linger. Blocks. -ETIMEDOUT; -EINVAL: there
+ * is no such number yet. */
 MUST_CHECK int engine_wait(struct engine *e, uint64_t seq, enum level level,
 			   int timeout_ms);
 /* Settle, then wait for everything. */

@@ -165,59 +165,80 @@ int engine_reached(struct engine *e, uint64_t seq, enum level level, bool *out)
 	return *out ? 0 : level_error(e, level);
 }
 
+/* On the stack of whoever waits: told, or taken out of the list again. */
 struct sync_wait {
 	struct mutex lock;
 	pthread_cond_t done;
-	bool told, left; /* left: the waiter gave up; the teller frees */
+	bool told;
 	int err;
 };
 
 static void sync_wait_done(void *arg, int err)
 {
 	struct sync_wait *w = arg;
-	bool left;
 
 	mutex_lock(&w->lock);
 	w->told = true;
 	w->err = err;
-	left = w->left;
 	pthread_cond_signal(&w->done);
 	mutex_unlock(&w->lock);
-	if (left)
-		free(w);
 }
 
-int engine_wait(struct engine *e, uint64_t seq, enum level level,
-		int timeout_ms)
+/* -ETIMEDOUT: not told yet. timeout_ms < 0: until it is. */
+static int sync_wait_for(struct sync_wait *w, int timeout_ms)
 {
-	struct sync_wait *w;
 	int64_t until = now_mono_ns() + timeout_ms * MS;
-	bool told;
 	int r;
 
-	if (level_seq(e, level) >= seq)
-		return 0;
-	w = calloc(1, sizeof(*w));
-	if (!w)
-		return -ENOMEM;
-	mutex_init(&w->lock);
-	condition_init(&w->done);
-	r = add_waiter(e, seq, level, sync_wait_done, w);
-	if (r < 0) {
-		free(w);
-		return r;
-	}
 	mutex_lock(&w->lock);
 	while (!w->told && (timeout_ms < 0 || now_mono_ns() < until))
 		cond_wait_ns(&w->done, &w->lock,
 			     timeout_ms < 0 ? 1000 * MS
 					    : until - now_mono_ns());
-	told = w->told;
-	r = told ? w->err : -ETIMEDOUT;
-	w->left = !told;
+	r = w->told ? w->err : -ETIMEDOUT;
 	mutex_unlock(&w->lock);
-	if (told)
-		free(w);
+	return r;
+}
+
+/* The one with that arg; false: it is being told just now. */
+static bool take_waiter_out(struct engine *e, const void *arg)
+{
+	struct waiter *w;
+
+	mutex_lock(&e->follow.lock);
+	STAILQ_FOREACH(w, &e->follow.waiters, next)
+	{
+		if (w->arg == arg)
+			break;
+	}
+	if (w)
+		STAILQ_REMOVE(&e->follow.waiters, w, waiter, next);
+	mutex_unlock(&e->follow.lock);
+	free(w);
+	return w != NULL;
+}
+
+int engine_wait(struct engine *e, uint64_t seq, enum level level,
+		int timeout_ms)
+{
+	struct sync_wait w = { .told = false };
+	int r;
+
+	if (level_seq(e, level) >= seq)
+		return 0;
+	/* What is never given out is never reached. */
+	if (seq > meta_accepted_seq(e->meta))
+		return -EINVAL;
+	mutex_init(&w.lock);
+	condition_init(&w.done);
+	r = add_waiter(e, seq, level, sync_wait_done, &w);
+	if (r == 0) {
+		r = sync_wait_for(&w, timeout_ms);
+		if (r == -ETIMEDOUT && !take_waiter_out(e, &w))
+			r = sync_wait_for(&w, -1);
+	}
+	pthread_cond_destroy(&w.done);
+	mutex_fini(&w.lock);
 	return r;
 }
 

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who gives up waiting for a level leaves nothing behind in the daemon, and
+ * what can never come is not waited for.
+ */
+#include "engine/core.h"
+#include "tests/unit/check.h"
+
+static char nvme[PATH_MAX];
+
+static struct engine *start(uint64_t flush_rate)
+{
+	struct engine_config c = {
+		.nvme_dir = nvme,
+		.mountpoint = "/test",
+		.dram = 64u << 20,
+		.flush_rate = flush_rate,
+		.fsync = LEVEL_NVME,
+	};
+	struct engine *e = NULL;
+	char why[300];
+	int r = engine_start(&c, why, sizeof(why), &e);
+
+	if (r < 0)
+		fprintf(stderr, "%s\n", why);
+	CHECK(r == 0);
+	return e;
+}
+
+/* A file of 8 MiB, closed; its number. */
+static uint64_t save(struct engine *e)
+{
+	struct meta *m = engine_meta(e);
+	struct inode_rec rec = { .ino = meta_new_ino(m),
+				 .mode = S_IFREG | 0644,
+				 .nlink = 1 };
+	struct open_reply reply = { 0 };
+	uint64_t seq;
+	struct txn *t;
+	int fd;
+
+	CHECK(file_create(e, rec.ino, O_WRONLY, 0, &reply) == 0);
+	t = engine_txn_begin(e);
+	txn_put_inode(t, &rec);
+	txn_put_dentry(t, META_ROOT_INO, "f", rec.ino, S_IFREG);
+	file_log_create(e, t, rec.ino);
+	CHECK(engine_txn_commit(e, t, &seq) == 0);
+	CHECK(file_borrow_fd(e, rec.ino, reply.fh, true, 0, 8 << 20, &fd) == 0);
+	for (int i = 0; i < 8; i++)
+		CHECK(pwrite(fd, check_dir, PATH_MAX, i << 20) == PATH_MAX);
+	CHECK(ftruncate(fd, 8 << 20) == 0);
+	CHECK(fallocate(fd, 0, 0, 8 << 20) == 0);
+	file_return_fd(e, rec.ino, true, fd);
+	CHECK(file_flush(e, rec.ino, reply.fh) == 0);
+	file_release(e, rec.ino, reply.fh);
+	CHECK(engine_seal_all(e, &seq) == 0);
+	return seq;
+}
+
+static bool nobody_waits(struct engine *e)
+{
+	bool yes;
+
+	mutex_lock(&e->follow.lock);
+	yes = STAILQ_EMPTY(&e->follow.waiters);
+	mutex_unlock(&e->follow.lock);
+	return yes;
+}
+
+int main(void)
+{
+	struct engine *e;
+	uint64_t seq;
+
+	CHECK(snprintf(nvme, sizeof(nvme), "%s/nvme", check_tmpdir()) <
+	      (int)sizeof(nvme));
+	e = start(2 << 20);
+	seq = save(e);
+	for (int i = 0; i < 5; i++)
+		CHECK_EQ(engine_wait(e, seq, LEVEL_NVME, 5), -ETIMEDOUT);
+	CHECK_EQ(engine_drain(e, LEVEL_NVME, 0), -ETIMEDOUT);
+	CHECK(nobody_waits(e));
+	CHECK_EQ(engine_wait(e, UINT64_MAX, LEVEL_NVME, 5), -EINVAL);
+	CHECK_EQ(engine_wait(e, UINT64_MAX, LEVEL_DRAM, -1), -EINVAL);
+	CHECK(nobody_waits(e));
+	engine_stop(e, 0);
+
+	e = start(0);
+	CHECK_EQ(engine_wait(e, seq, LEVEL_NVME, 20000), 0);
+	CHECK(nobody_waits(e));
+	engine_stop(e, -1);
+	return 0;
+}
