@@ -209,7 +209,8 @@ enum level engine_fsync_level(const struct engine *e);
 /* Settles all marks; the newest number then: what `wait` waits for. -errno: of
  * a seal that failed, and will be tried again. */
 MUST_CHECK int engine_seal_all(struct engine *e, uint64_t *seq);
-/* The same, but the largest number of what is at or below ino; 0: of all. */
+/* The same, but the largest number of what is at or below ino, and of the
+ * path that leads there; 0: of all. */
 MUST_CHECK int engine_seal_tree(struct engine *e, uint64_t ino, uint64_t *seq);
 /* Of the accepted state, as meta_lineage(). */
 uint32_t engine_lineage(const struct engine *e);
@@ -262,7 +263,7 @@ struct file_state {
 	enum level level; /* slowest tier it has reached in order */
 	bool writing;     /* content newer than its version */
 	bool in_dram, on_nvme, on_remote; /* copies there now */
-	uint64_t seq;
+	uint64_t seq; /* of it, or of its path if that is newer */
 	uint64_t size;
 };
 MUST_CHECK int engine_file_state(struct engine *e, uint64_t ino,
@@ -273,7 +274,8 @@ struct tree_state {
 	uint64_t n_at[3],
 		bytes_at[3]; /* by level reached; a file counts once */
 	uint64_t n_writing;
-	uint64_t seq; /* largest number in it */
+	uint64_t seq;     /* largest number in it, or of its path if newer */
+	enum level level; /* all of it has reached, directories too */
 };
 MUST_CHECK int engine_tree_state(struct engine *e, uint64_t ino,
 				 struct tree_state *out);

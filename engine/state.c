@@ -58,21 +58,35 @@ static bool has_copy(struct engine *e, uint64_t version, enum copy_tier tier)
 	return version && meta_copy(e->meta, version, tier, &c) == 0;
 }
 
+/* What is renamed above it changes where it is found, not its own record. */
+static int path_seq(struct engine *e, uint64_t ino, uint64_t seq, uint64_t *out)
+{
+	uint64_t path;
+	int r = view_path_seq(meta_accepted(e->meta), ino, &path);
+
+	if (r == 0)
+		*out = path > seq ? path : seq;
+	return r;
+}
+
 int engine_file_state(struct engine *e, uint64_t ino, struct file_state *out)
 {
 	struct inode_rec rec;
 	struct backing *b;
+	uint64_t seq = 0;
 	int r;
 
 	(void)settle(e);
 	r = engine_stat(e, ino, &rec, NULL);
+	if (r == 0)
+		r = path_seq(e, ino, rec.seq, &seq);
 	if (r < 0)
 		return r;
 	memset(out, 0, sizeof(*out));
-	out->seq = rec.seq;
+	out->seq = seq;
 	out->size = rec.size;
 	out->writing = is_written(e, ino);
-	out->level = out->writing ? LEVEL_DRAM : level_of_seq(e, rec.seq);
+	out->level = out->writing ? LEVEL_DRAM : level_of_seq(e, seq);
 	b = rec.version ? backing_of_version(e, rec.version) : NULL;
 	out->in_dram = out->writing || (b && b->where == BACKING_DRAM);
 	backing_put(e, b);
@@ -171,9 +185,15 @@ static int count_one(struct engine *e, const struct inode_rec *rec, void *arg)
 
 int engine_tree_state(struct engine *e, uint64_t ino, struct tree_state *out)
 {
+	int r;
+
 	(void)settle(e);
 	memset(out, 0, sizeof(*out));
-	return walk_tree(e, ino, count_one, out);
+	r = path_seq(e, ino, 0, &out->seq);
+	if (r == 0)
+		r = walk_tree(e, ino, count_one, out);
+	out->level = out->n_writing ? LEVEL_DRAM : level_of_seq(e, out->seq);
+	return r;
 }
 
 /* ---- eviction --------------------------------------------------------- */

@@ -91,22 +91,15 @@ static void print_mount(const json_t *st)
 
 /* ---- of a path -------------------------------------------------------- */
 
-/* The slowest level that all of it has reached. */
+/* The slowest level that all of it has reached. writing: a truth value of a
+ * file, a number of files of a tree. */
 static const char *level_of(const json_t *o)
 {
-	const json_t *levels = json_object_get(o, "levels");
+	const json_t *writing = json_object_get(o, "writing");
 
-	if (!levels)
-		return json_is_true(json_object_get(o, "writing"))
-			       ? "writing"
-			       : get_text(o, "level");
-	if (get_int(o, "writing"))
-		return "writing";
-	for (int l = 0; l < 3; l++)
-		if (get_int(json_object_get(levels, ctl_level_names[l]),
-			    "files"))
-			return ctl_level_names[l];
-	return "-";
+	return json_is_true(writing) || json_integer_value(writing)
+		       ? "writing"
+		       : get_text(o, "level");
 }
 
 /* Files that have reached a level, or gone beyond. */

@@ -125,8 +125,9 @@ static int tree_json(struct fs *fs, uint64_t ino, char **out)
 				    json_pack("{s:o, s:o}", "files",
 					      int_value(t.n_at[l]), "bytes",
 					      int_value(t.bytes_at[l])));
-	return dump(json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "type",
-			      "tree", "files", int_value(t.n_files), "dirs",
+	return dump(json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o}",
+			      "type", "tree", "level", level_name(t.level),
+			      "files", int_value(t.n_files), "dirs",
 			      int_value(t.n_dirs), "bytes", int_value(t.bytes),
 			      "levels", levels, "writing",
 			      int_value(t.n_writing), "seq", int_value(t.seq)),

@@ -52,18 +52,10 @@ static int tree_state(struct fs *fs, uint64_t ino, struct file_state *out)
 
 	if (err)
 		return err;
-	*out = (struct file_state){ .level = LEVEL_REMOTE,
+	*out = (struct file_state){ .level = tree.level,
 				    .writing = tree.n_writing > 0,
 				    .seq = tree.seq };
-	for (enum level l = LEVEL_DRAM; l < LEVEL_REMOTE; l++)
-		if (tree.n_at[l]) {
-			out->level = l;
-			return 0;
-		}
-	if (tree.n_files)
-		return 0;
-	/* No file in it: how far the directory itself has come. */
-	return engine_file_state(fs->engine, ino, out);
+	return 0;
 }
 
 static int our_value(struct fs *fs, uint64_t ino, const char *name, char *buf,

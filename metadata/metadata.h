@@ -313,6 +313,13 @@ MUST_CHECK int view_names(const struct view *v, uint64_t ino, name_fn *fn,
  * that it costs no look-up in the common case.
  */
 MUST_CHECK int view_path(const struct view *v, uint64_t ino, char *buf);
+/*
+ * The largest number at which a part of the path of ino was put there: ino's
+ * own name, or a directory on the way down to it; of several names, whichever.
+ * 0: the root, or it has no name. From that number on it is found where it is
+ * found now.
+ */
+MUST_CHECK int view_path_seq(const struct view *v, uint64_t ino, uint64_t *seq);
 /* parent's path + '/' + name */
 MUST_CHECK int view_child_path(const struct view *v, uint64_t parent,
 			       const char *name, char *buf);

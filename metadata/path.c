@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 
 #include "metadata/internal.h"
+#include "metadata/keys.h"
+#include "metadata/record.h"
 
 void path_cache_init(struct path_cache *c)
 {
@@ -212,4 +214,81 @@ int view_path(const struct view *v, uint64_t ino, char *buf)
 		return 0;
 	err = first_name(v, ino, &f);
 	return err ? err : view_child_path(v, f.parent, f.name, buf);
+}
+
+/* ---- when a path came to be ------------------------------------------- */
+
+struct place {
+	const struct view *v;
+	uint64_t parent;
+	uint64_t seq; /* put there at; at most that */
+};
+
+static int place_of(struct place *p, struct slice key, struct slice val)
+{
+	struct inode_rec rec;
+	int err;
+
+	if (key.len < 16)
+		return -EUCLEAN;
+	p->parent = get_be64((const uint8_t *)key.p + 8);
+	err = name_decode(val.p, val.len, &p->seq);
+	if (err || p->seq)
+		return err;
+	err = view_inode(p->v, get_be64(key.p), &rec);
+	if (!err)
+		p->seq = rec.seq;
+	return err == -ENOENT ? 0 : err;
+}
+
+static int first_place(void *arg, struct slice key, struct slice val)
+{
+	int err = place_of(arg, key, val);
+
+	return err ? err : 1;
+}
+
+static int scan_places(const struct view *v, uint64_t ino,
+		       int (*fn)(void *arg, struct slice key, struct slice val),
+		       void *arg)
+{
+	struct key prefix;
+
+	key_number(&prefix, ino);
+	return store_scan_prefix(v->store, v->snap, CF_NAME, key_slice(&prefix),
+				 (struct slice){ 0 }, fn, arg);
+}
+
+struct newest {
+	const struct view *v;
+	uint64_t seq;
+};
+
+/* This name, and the directories above it, which have one name each. */
+static int each_place(void *arg, struct slice key, struct slice val)
+{
+	struct newest *n = arg;
+	struct place p = { .v = n->v };
+	int err = place_of(&p, key, val);
+
+	while (!err) {
+		n->seq = p.seq > n->seq ? p.seq : n->seq;
+		if (p.parent == META_ROOT_INO)
+			break;
+		err = scan_places(n->v, p.parent, first_place, &p);
+		if (!err)
+			break; /* it was removed meanwhile */
+		err = err == 1 ? 0 : err;
+	}
+	return err;
+}
+
+int view_path_seq(const struct view *v, uint64_t ino, uint64_t *seq)
+{
+	struct newest n = { .v = v };
+	int err = scan_places(v, ino, each_place, &n);
+
+	if (!err)
+		*seq = n.seq;
+	return err;
 }

@@ -109,6 +109,22 @@ int dentry_decode(const void *rec, size_t len, struct dentry_rec *out)
 	return 0;
 }
 
+void name_encode(uint8_t b[NAME_LEN], uint64_t seq)
+{
+	b[0] = RECORD_VERSION;
+	put_le(b + 1, seq, 8);
+}
+
+int name_decode(const void *rec, size_t len, uint64_t *seq)
+{
+	const uint8_t *b = rec;
+	int err = len ? check_fixed(b, len, NAME_LEN) : 0;
+
+	if (!err)
+		*seq = len ? get_le(b + 1, 8) : 0;
+	return err;
+}
+
 void cookie_encode(uint8_t b[COOKIE_FIXED_LEN], const struct dentry_rec *r)
 {
 	b[0] = RECORD_VERSION;

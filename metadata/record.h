@@ -17,6 +17,7 @@
 #define INODE_LEN 89
 #define DENTRY_LEN 21
 #define COOKIE_FIXED_LEN 13 /* then the name */
+#define NAME_LEN 9
 #define VERSION_LEN 49
 #define UNSEALED_LEN 21
 
@@ -33,6 +34,10 @@ MUST_CHECK int dentry_decode(const void *b, size_t len, struct dentry_rec *out);
 void cookie_encode(uint8_t b[COOKIE_FIXED_LEN], const struct dentry_rec *rec);
 MUST_CHECK int cookie_decode(const void *b, size_t len, uint64_t cookie,
 			     struct dentry_rec *out, char *name);
+
+/* seq: put there at; 0: by a ckptfs that did not note it. */
+void name_encode(uint8_t b[NAME_LEN], uint64_t seq);
+MUST_CHECK int name_decode(const void *b, size_t len, uint64_t *seq);
 
 /* Without the id. */
 void version_encode(uint8_t b[VERSION_LEN], const struct version_rec *rec);

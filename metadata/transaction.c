@@ -355,10 +355,13 @@ void txn_put_dentry_at(struct txn *t, uint64_t parent, const char *name,
 		memcpy(p + COOKIE_FIXED_LEN, name, name_len);
 	}
 	err = key_link(&key, d->ino, parent, name);
-	if (err)
+	if (err) {
 		fail(t, err);
-	else
-		op_put(&t->shared, CF_NAME, key_slice(&key), NULL, 0);
+		return;
+	}
+	p = op_put_room(&t->shared, CF_NAME, key_slice(&key), NAME_LEN);
+	if (p)
+		name_encode(p, t->seq);
 }
 
 void txn_put_dentry(struct txn *t, uint64_t parent, const char *name,

@@ -102,6 +102,45 @@ def test_levels_of_a_tree(fresh):
     assert "sub" in text and "meta" in text
 
 
+def test_a_path_that_a_rename_above_made(fresh):
+    """What is on the remote under another name is not at this one yet."""
+    m = fresh(remote=True, flush_rate="4M")
+    (m.path / "tmp" / "sub").mkdir(parents=True)
+    write(m.path / "tmp" / "sub" / "model", b"x")
+    m.wait("remote")
+    final = m.path / "final"
+    write(m.path / "big", noise(12 * MB))  # the log is kept in order
+    os.rename(m.path / "tmp", final)
+    for path in (final / "sub" / "model", final / "sub", final):
+        assert state(path) == m.status(path)["level"] == "dram"
+        r = m.ctl("wait", path, "--level", "nvme", "--timeout", "0",
+                  check=False)
+        assert r.returncode == 3
+    m.wait("remote", final / "sub" / "model")
+    assert (m.remote_dir / "final" / "sub" / "model").exists()
+    assert state(final) == "remote"
+
+    write(m.path / "big", noise(12 * MB, 2))
+    write(final / "sub" / "beside", b"x")
+    assert state(final / "sub" / "model") == "remote"
+    assert state(final / "sub") == m.status(final)["level"] == "dram"
+
+
+def test_level_of_a_directory_counts(fresh):
+    """Also where a file in it is further: what was unlinked is still there."""
+    m = fresh(flush_rate="4M")
+    (m.path / "d").mkdir()
+    write(m.path / "d" / "kept", b"x")
+    write(m.path / "d" / "gone", b"x")
+    m.wait("nvme")
+    write(m.path / "big", noise(12 * MB))
+    os.unlink(m.path / "d" / "gone")
+    assert state(m.path / "d") == m.status(m.path / "d")["level"] == "dram"
+    assert state(m.path / "d" / "kept") == "nvme"
+    m.wait("nvme", m.path / "d")
+    assert state(m.path / "d") == "nvme"
+
+
 def test_wait_is_for_what_was_sealed_then(fresh):
     """It does not run after a job that goes on writing."""
     m = fresh()

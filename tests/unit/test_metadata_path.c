@@ -35,6 +35,15 @@ static void move(struct meta *m, uint64_t from, const char *a, uint64_t to,
 	commit_ok(t);
 }
 
+/* The number at which its path came to be; no lookup, no record of its own. */
+static uint64_t came(const struct view *v, uint64_t ino)
+{
+	uint64_t seq;
+
+	CHECK_EQ(view_path_seq(v, ino, &seq), 0);
+	return seq;
+}
+
 static int all_names(void *arg, uint64_t parent, const char *name)
 {
 	(void)parent;
@@ -86,7 +95,17 @@ int main(void)
 	advance_all(w.m);
 	CHECK_EQ(meta_durable_view(w.m, &dv), 0);
 
+	CHECK_EQ(came(v, META_ROOT_INO), 0);
+	CHECK_EQ(came(v, 12345), 0);
+	CHECK(came(v, a) < came(v, b) && came(v, b) < came(v, f));
 	move(w.m, a, "b", META_ROOT_INO, "bb");
+	CHECK_EQ(came(v, b), meta_accepted_seq(w.m));
+	CHECK_EQ(came(v, f), meta_accepted_seq(w.m));
+	CHECK_EQ(came(v, c), meta_accepted_seq(w.m));
+	CHECK(came(v, a) < meta_accepted_seq(w.m));
+	CHECK(came(dv, f) < came(v, f));
+	make_file(w.m, b, "beside");
+	CHECK(came(v, f) < meta_accepted_seq(w.m));
 	is(v, c, "bb/c");
 	is(v, f, "bb/c/f");
 	is(dv, f, "a/b/c/f");
@@ -100,6 +119,9 @@ int main(void)
 	commit_ok(t);
 	CHECK_EQ(view_names(v, f, all_names, &n), 0);
 	CHECK_EQ(n, 2);
+	move(w.m, a, "b", META_ROOT_INO, "bb");
+	CHECK_EQ(came(v, f), meta_accepted_seq(w.m));
+	move(w.m, META_ROOT_INO, "bb", a, "b");
 	CHECK_EQ(view_path(v, 12345, path), -ENOENT);
 	view_free(dv);
 	deep(w.m);
