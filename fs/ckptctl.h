@@ -61,7 +61,8 @@ void ctl_mount_close(struct ctl_mount *m);
  * which was told.
  */
 MUST_CHECK int ctl_call(const struct ctl_mount *mnt, struct control_msg *m);
-/* A request answered with JSON. 0 or an exit status after a message. */
+/* A request answered with JSON. 0, an exit status after a message, or -ENOENT,
+ * which is not told: ino is gone. */
 MUST_CHECK int ctl_call_json(const struct ctl_mount *mnt, uint32_t op,
 			     uint64_t ino, json_t **out);
 /* What the daemon's err means to a person. */

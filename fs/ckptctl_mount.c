@@ -208,6 +208,8 @@ static int read_text(const struct ctl_mount *mnt, uint32_t op, uint64_t ino,
 
 		if (err)
 			return CTL_ERROR;
+		if (m.err == -ENOENT)
+			return -ENOENT;
 		if (m.err)
 			return ctl_fail("'%s': %s", mnt->path,
 					ctl_error_text(m.err));

@@ -260,6 +260,9 @@ static int take_entry(struct walk *w, const FTSENT *e)
 	default:
 		return 0;
 	}
+	/* In a directory that is in use it may be gone by now. */
+	if (err == -ENOENT && e->fts_level > FTS_ROOTLEVEL)
+		return 0;
 	return err ? ctl_fail("'%s': %s", e->fts_path, strerror(-err)) : 0;
 }
 

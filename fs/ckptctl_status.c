@@ -4,6 +4,7 @@
  * JSON; here it becomes a table.
  */
 #include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -140,7 +141,7 @@ static int print_child(const struct ctl_mount *mnt, const struct dirent *d)
 		return 0;
 	status = ctl_call_json(mnt, CONTROL_PATH_STATE, d->d_ino, &o);
 	if (status)
-		return status;
+		return status == -ENOENT ? 0 : status; /* gone since */
 	print_row(o, d->d_name);
 	json_decref(o);
 	return 0;
@@ -184,6 +185,8 @@ int ctl_status(const struct ctl_args *args)
 	status = ctl_call_json(
 		&mnt, mnt.is_root ? CONTROL_STATUS : CONTROL_PATH_STATE,
 		mnt.is_root ? 0 : mnt.ino, &o);
+	if (status == -ENOENT)
+		status = ctl_fail("'%s': %s", mnt.path, strerror(ENOENT));
 	if (!status && args->json)
 		status = print_json(o);
 	else if (!status && mnt.is_root)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """System calls that Python's os lacks, and small things tests share."""
+import concurrent.futures
 import contextlib
 import ctypes
 import errno
@@ -8,6 +9,7 @@ import hashlib
 import os
 import stat
 import struct
+import threading
 import time
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,6 +44,27 @@ def _check(result):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
+
+
+@contextlib.contextmanager
+def coming_and_going(folder, make, n=50):
+    """Meanwhile make(path) makes files there, n at a time, which go again."""
+    over = threading.Event()
+
+    def work():
+        while not over.is_set():
+            for i in range(n):
+                make(folder / f"passing-{i}")
+            for i in range(n):
+                os.unlink(folder / f"passing-{i}")
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        job = pool.submit(work)
+        try:
+            yield
+        finally:
+            over.set()
+        job.result()
 
 
 def rename2(old, new, flags=0):

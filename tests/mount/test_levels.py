@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from calls import noise, opened, read, write, write_all
+from calls import coming_and_going, noise, opened, read, write, write_all
 from mounted import PATIENCE, until
 
 MB = 1 << 20
@@ -100,6 +100,19 @@ def test_levels_of_a_tree(fresh):
         assert state(m.path / "step-1") == "writing"
     text = m.ctl("status", m.path / "step-1").stdout
     assert "sub" in text and "meta" in text
+
+
+def test_status_of_a_directory_in_use(fresh):
+    """What goes while it is listed is not in the list, and no error."""
+    m = fresh()
+    d = m.path / "d"
+    d.mkdir()
+    for i in range(200):
+        write(d / f"stays-{i}", b"x")
+    with coming_and_going(d, lambda path: write(path, b"")):
+        for _ in range(6):
+            text = m.ctl("status", d).stdout
+            assert text.count("stays-") == 200
 
 
 def test_a_path_that_a_rename_above_made(fresh):

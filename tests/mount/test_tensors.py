@@ -12,7 +12,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
-from calls import errno_of, noise, opened, read, write  # noqa: E402
+from calls import coming_and_going, errno_of, noise, opened, read, write  # noqa: E402
 from mounted import Mounted, until  # noqa: E402
 from user import OTHER, in_child  # noqa: E402
 
@@ -528,6 +528,16 @@ def test_ctl_tensors_of_directories(m, d):
         r = m.ctl("tensors", path, check=False)
         assert r.returncode == 1 and what in r.stderr
     assert m.ctl("tensors", check=False).returncode == 2
+
+
+def test_ctl_tensors_of_a_directory_in_use(m, d, plain):
+    for folder in (d, plain):
+        for i in range(100):
+            np.save(folder / f"stays-{i}.npy", np.zeros(3))
+        with coming_and_going(folder, lambda path: write(path, b"x" * 100)):
+            for _ in range(6):
+                found = json.loads(m.ctl("tensors", folder, "--json").stdout)
+                assert len(found["files"]) == 100
 
 
 def test_ctl_tensors_fetches_no_data(pair):
