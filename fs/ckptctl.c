@@ -229,7 +229,7 @@ int main(int argc, char **argv)
 			return status;
 	}
 	status = run(argc, argv, &a, given);
-	if (fflush(stdout) && !status)
+	if ((fflush(stdout) || ferror(stdout)) && !status)
 		status = ctl_fail("cannot write: %s", strerror(errno));
 	return status;
 }

@@ -78,6 +78,11 @@ const char *ctl_bytes(uint64_t n, char *buf);
 void ctl_bar_draw(const char *what, uint64_t behind, uint64_t most,
 		  double elapsed_s);
 void ctl_bar_clear(void);
+/* For JSON, which takes UTF-8 only: in a name that is none, the bytes beyond
+ * ASCII become '?'. */
+void ctl_make_utf8(char *name);
+/* NULL: no memory. */
+json_t *ctl_json_name(const char *name);
 /* Prints a name on one line, whatever it holds. */
 void ctl_print_name(const char *name);
 

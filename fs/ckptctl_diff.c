@@ -31,11 +31,18 @@ struct side {
 	struct ctl_reading *reading;
 };
 
+/* Tensors of which one thing is said. */
+struct verdict {
+	const char *word;
+	json_t *list;
+	size_t n;
+};
+
 struct diff {
 	struct side a, b;
 	bool by_file; /* names alone are not enough */
 	bool json;
-	json_t *changed, *appeared, *gone;
+	struct verdict changed, appeared, gone;
 	size_t n_same;
 	uint64_t bytes_left, bytes;
 	void *buf_a, *buf_b;
@@ -171,21 +178,31 @@ static bool same_type(const struct tensor *a, const struct tensor *b)
 
 /* ---- telling ---------------------------------------------------------- */
 
-static void tell(struct diff *d, json_t *list, const char *word,
-		 const struct item *i, const char *why)
+static void out_of_memory(struct diff *d)
+{
+	(void)ctl_fail("out of memory");
+	d->trouble = DIFF_TROUBLE;
+}
+
+static void tell(struct diff *d, struct verdict *v, const struct item *i,
+		 const char *why)
 {
 	CLEANUP(free_p) char *shape = ctl_shape(i->t);
 	char bytes[CTL_BYTES_LEN];
 
-	json_array_append_new(
-		list, json_pack("{s:s,s:s,s:I,s:s*}", "name", i->t->name,
-				"file", i->file->rel, "bytes",
-				(json_int_t)tensor_len(i->t), "why", why));
+	v->n++;
+	if (json_array_append_new(
+		    v->list,
+		    json_pack("{s:o,s:o,s:I,s:s*}", "name",
+			      ctl_json_name(i->t->name), "file",
+			      ctl_json_name(i->file->rel), "bytes",
+			      (json_int_t)tensor_len(i->t), "why", why)))
+		out_of_memory(d);
 	if (d->json)
 		return;
 	if (d->drawn_ns)
 		ctl_bar_clear();
-	printf("%-8s ", word);
+	printf("%-8s ", v->word);
 	if (d->by_file) {
 		ctl_print_name(i->file->rel);
 		fputs(": ", stdout);
@@ -207,7 +224,7 @@ static void compare(struct diff *d, const struct item *a, const struct item *b)
 	else if (!same_shape(a->t, b->t))
 		why = "shape";
 	if (why) {
-		tell(d, d->changed, "changed", b, why);
+		tell(d, &d->changed, b, why);
 		return;
 	}
 	err = a->t->type == TENSOR_UNKNOWN ? -ENOENT
@@ -219,7 +236,7 @@ static void compare(struct diff *d, const struct item *a, const struct item *b)
 	} else if (same) {
 		d->n_same++;
 	} else {
-		tell(d, d->changed, "changed", b, "bytes");
+		tell(d, &d->changed, b, "bytes");
 	}
 }
 
@@ -234,9 +251,9 @@ static void merge(struct diff *d)
 		int o = i == d->a.n ? 1 : k == d->b.n ? -1 : order(a, b);
 
 		if (o < 0)
-			tell(d, d->gone, "gone", a, NULL);
+			tell(d, &d->gone, a, NULL);
 		else if (o > 0)
-			tell(d, d->appeared, "appeared", b, NULL);
+			tell(d, &d->appeared, b, NULL);
 		else
 			compare(d, a, b);
 		i += o <= 0;
@@ -244,26 +261,38 @@ static void merge(struct diff *d)
 	}
 }
 
+static void print_json(struct diff *d)
+{
+	json_t *all = json_pack("{s:O,s:O,s:O,s:I}", "changed", d->changed.list,
+				"appeared", d->appeared.list, "gone",
+				d->gone.list, "same", (json_int_t)d->n_same);
+
+	if (!all)
+		out_of_memory(d);
+	else if (!json_dumpf(all, stdout, JSON_INDENT(1)))
+		putchar('\n');
+	json_decref(all);
+}
+
 static int finish(struct diff *d)
 {
-	size_t changed = json_array_size(d->changed);
-	size_t appeared = json_array_size(d->appeared);
-	size_t gone = json_array_size(d->gone);
-	json_t *all = json_pack("{s:O,s:O,s:O,s:I}", "changed", d->changed,
-				"appeared", d->appeared, "gone", d->gone,
-				"same", (json_int_t)d->n_same);
+	size_t n = d->changed.n + d->appeared.n + d->gone.n;
 
 	if (d->drawn_ns)
 		ctl_bar_clear();
-	if (d->json && !json_dumpf(all, stdout, JSON_INDENT(1)))
-		putchar('\n');
-	else if (!d->json)
+	if (d->json)
+		print_json(d);
+	else
 		printf("%zu changed, %zu appeared, %zu gone, %zu the same\n",
-		       changed, appeared, gone, d->n_same);
-	json_decref(all);
+		       d->changed.n, d->appeared.n, d->gone.n, d->n_same);
+	/* Before main() does: its exit status would say that they differ. */
+	if (fflush(stdout) || ferror(stdout)) {
+		(void)ctl_fail("cannot write: %s", strerror(errno));
+		d->trouble = DIFF_TROUBLE;
+	}
 	if (d->trouble)
 		return d->trouble;
-	return changed + appeared + gone ? DIFF_DIFFERENT : DIFF_SAME;
+	return n ? DIFF_DIFFERENT : DIFF_SAME;
 }
 
 static void side_fini(struct side *s)
@@ -286,9 +315,9 @@ static int prepare(struct diff *d)
 	for (size_t i = 0; i < d->a.n; i++)
 		d->bytes += tensor_len(d->a.items[i].t);
 	d->bytes_left = d->bytes;
-	d->changed = json_array();
-	d->appeared = json_array();
-	d->gone = json_array();
+	d->changed = (struct verdict){ "changed", json_array(), 0 };
+	d->appeared = (struct verdict){ "appeared", json_array(), 0 };
+	d->gone = (struct verdict){ "gone", json_array(), 0 };
 	d->buf_a = malloc(PIECE);
 	d->buf_b = malloc(PIECE);
 	return d->buf_a && d->buf_b ? 0 : -ENOMEM;
@@ -308,9 +337,9 @@ int ctl_diff(const struct ctl_args *args)
 			status = finish(&d);
 		}
 	}
-	json_decref(d.changed);
-	json_decref(d.appeared);
-	json_decref(d.gone);
+	json_decref(d.changed.list);
+	json_decref(d.appeared.list);
+	json_decref(d.gone.list);
 	free(d.buf_a);
 	free(d.buf_b);
 	side_fini(&d.a);

@@ -23,12 +23,16 @@ static uint64_t counted(const struct tensor *t)
 static void sum_up(json_t *sums, const char *key, size_t len, uint64_t bytes)
 {
 	char *name = strndup(key, len);
-	json_t *sum = name ? json_object_get(sums, name) : NULL;
+	json_t *sum;
 
+	if (name)
+		ctl_make_utf8(name);
+	sum = name ? json_object_get(sums, name) : NULL;
 	if (name && !sum) {
 		sum = json_pack("{s:I,s:I}", "tensors", (json_int_t)0, "bytes",
 				(json_int_t)0);
-		json_object_set_new(sums, name, sum);
+		if (json_object_set_new(sums, name, sum))
+			sum = NULL;
 	}
 	if (sum) {
 		json_t *n = json_object_get(sum, "tensors");
@@ -66,8 +70,9 @@ static json_t *tensor_json(const struct tensor *t)
 	for (unsigned i = 0; i < t->n_dims; i++)
 		json_array_append_new(shape,
 				      json_integer((json_int_t)t->shape[i]));
-	return json_pack("{s:s,s:s,s:o,s:I,s:b}", "name", t->name, "dtype",
-			 type_of(t), "shape", shape, "bytes",
+	return json_pack("{s:o,s:o,s:o,s:I,s:b}", "name",
+			 ctl_json_name(t->name), "dtype",
+			 ctl_json_name(type_of(t)), "shape", shape, "bytes",
 			 (json_int_t)tensor_len(t), "shared", (int)t->shared);
 }
 
@@ -76,6 +81,7 @@ struct sums {
 	unsigned depth;
 };
 
+/* NULL: no memory. */
 static json_t *file_json(const struct ctl_file *f, const struct sums *sums)
 {
 	json_t *list = json_array();
@@ -84,15 +90,20 @@ static json_t *file_json(const struct ctl_file *f, const struct sums *sums)
 		const struct tensor *t = tensor_table_at(f->table, i);
 		const char *type = type_of(t);
 
-		json_array_append_new(list, tensor_json(t));
+		if (json_array_append_new(list, tensor_json(t))) {
+			json_decref(list);
+			return NULL;
+		}
 		sum_up(sums->dtypes, type, strlen(type), counted(t));
 		sum_up(sums->total, "total", 5, counted(t));
 		sum_prefixes(sums->prefixes, t->name, sums->depth, counted(t));
 	}
-	return json_pack("{s:s,s:s,s:o}", "path", f->rel, "format",
-			 tensor_table_format(f->table), "tensors", list);
+	return json_pack("{s:o,s:s,s:o}", "path", ctl_json_name(f->rel),
+			 "format", tensor_table_format(f->table), "tensors",
+			 list);
 }
 
+/* NULL: no memory. */
 static json_t *scan_json(const struct ctl_scan *scan, unsigned depth)
 {
 	struct sums sums = { .dtypes = json_object(),
@@ -100,19 +111,22 @@ static json_t *scan_json(const struct ctl_scan *scan, unsigned depth)
 			     .total = json_object(),
 			     .depth = depth };
 	json_t *files = json_array();
+	int err = 0;
 
 	sum_up(sums.total, "total", 5, 0);
 	json_integer_set(json_object_get(json_object_get(sums.total, "total"),
 					 "tensors"),
 			 0);
-	for (size_t i = 0; i < scan->n; i++)
+	for (size_t i = 0; i < scan->n && !err; i++)
 		if (!scan->files[i].covered)
-			json_array_append_new(files, file_json(&scan->files[i],
-							       &sums));
+			err = json_array_append_new(
+				files, file_json(&scan->files[i], &sums));
 	json_object_set_new(sums.total, "files", files);
 	json_object_set_new(sums.total, "by_dtype", sums.dtypes);
 	json_object_set_new(sums.total, "by_prefix", sums.prefixes);
-	return sums.total;
+	if (err)
+		json_decref(sums.total);
+	return err ? NULL : sums.total;
 }
 
 /* ---- showing ---------------------------------------------------------- */
@@ -270,11 +284,13 @@ int ctl_tensors(const struct ctl_args *args)
 		return ctl_fail("'%s': no file in it has tensors", args->path);
 	}
 	all = scan_json(&scan, args->depth < 0 ? DEPTH : (unsigned)args->depth);
-	if (args->json && !json_dumpf(all, stdout, JSON_INDENT(1)))
+	if (!all)
+		status = ctl_fail("out of memory");
+	else if (args->json && !json_dumpf(all, stdout, JSON_INDENT(1)))
 		putchar('\n');
 	else if (!args->json)
 		print_all(all);
 	json_decref(all);
 	ctl_scan_fini(&scan);
-	return 0;
+	return status;
 }

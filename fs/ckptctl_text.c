@@ -3,6 +3,7 @@
  * How ckptctl writes sizes, names and a progress bar.
  */
 #include <stdio.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -62,4 +63,24 @@ void ctl_print_name(const char *name)
 	for (; *name; name++)
 		putchar((unsigned char)*name < ' ' || *name == 0x7f ? '?'
 								    : *name);
+}
+
+void ctl_make_utf8(char *name)
+{
+	json_t *fits = json_string(name);
+
+	for (; !fits && *name; name++)
+		if ((unsigned char)*name >= 0x80)
+			*name = '?';
+	json_decref(fits);
+}
+
+json_t *ctl_json_name(const char *name)
+{
+	CLEANUP(free_p) char *copy = strdup(name);
+
+	if (!copy)
+		return NULL;
+	ctl_make_utf8(copy);
+	return json_string(copy);
 }

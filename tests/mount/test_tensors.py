@@ -580,6 +580,35 @@ def test_ctl_diff(m, d):
     assert m.ctl("diff", d / "A", check=False).returncode == 2
 
 
+def test_ctl_names_that_are_not_utf8(m, d):
+    """Nothing is left out, and what differs is said to."""
+    for folder, value in (("A", np.zeros(3)), ("B", np.ones(3))):
+        sub = os.fsencode(d / folder) + b"/rank\xff"
+        os.makedirs(sub)
+        np.save(os.fsdecode(sub + b"/w\xfe.npy"), value)
+    r = m.ctl("diff", d / "A", d / "B", "--json", check=False)
+    assert r.returncode == 1
+    got = json.loads(r.stdout)
+    assert [c["file"] for c in got["changed"]] == ["rank?/w?.npy"]
+    r = m.ctl("diff", d / "A", d / "B", check=False)
+    assert r.returncode == 1 and "1 changed" in r.stdout
+    assert m.ctl("diff", d / "A", d / "A").returncode == 0
+    all = json.loads(m.ctl("tensors", d / "A", "--json").stdout)
+    assert [f["path"] for f in all["files"]] == ["rank?/w?.npy"]
+    assert all["total"]["tensors"] == 1
+
+
+def test_ctl_diff_that_cannot_be_written(m, d):
+    """1 would say that they differ."""
+    np.save(d / "a.npy", np.zeros(3))
+    np.save(d / "b.npy", np.ones(3))
+    for words in (("a.npy",), ("b.npy",), ("b.npy", "--json")):
+        with open("/dev/full", "w") as full:
+            r = m.run([m.bin / "ckptctl", "diff", d / "a.npy", d / words[0],
+                       *words[1:]], stdout=full, check=False)
+        assert r.returncode == 2 and "cannot write" in r.stderr
+
+
 def test_ctl_diff_of_different_shards(m, d):
     for name, n in (("A", 2), ("B", 3)):
         (d / name).mkdir()
