@@ -2,21 +2,24 @@
 /*
  * Where the DRAM tier lies: two tmpfs under /run/ckptfs/NAME if we may mount,
  * else two directories under /dev/shm/ckptfs-UID-NAME. Both outlive the
- * daemon, so beside them stands a file `owner` that says whose they are: it
- * is how a later daemon, or ckptctl, tells what is in use from what a killed
- * one left.
+ * daemon, so beside them stands a file `owner`, on which a daemon holds a lock
+ * as long as it lives: it is how a later daemon, or ckptctl, tells what is in
+ * use from what a killed one left. (A pid in it would mean nothing to whoever
+ * lives in another pid namespace and sees the same /run.)
  *
- * owner, text, one "key value" a line: pid, start (clock ticks after boot, so
- * that a reused pid is not taken for the owner), boot, nvme (the rest of the
- * line is the path).
+ * owner, text: "nvme " and the path. Those of dead daemons of older versions
+ * have other lines too.
+ *
+ * In /dev/shm anybody may make what looks like a place: nothing in it is looked
+ * at before it is known to be ours.
  */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <linux/magic.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mount.h>
@@ -56,114 +59,103 @@ static uint64_t headroom(uint64_t limit)
 
 /* ---- the owner file ---- */
 
-static bool text_read(const char *path, char *text, size_t len)
+static int own_place(const char *base)
 {
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-	ssize_t n;
+	struct stat st;
 
-	if (fd < 0)
-		return false;
-	n = read(fd, text, len - 1);
-	close(fd);
-	if (n < 0)
-		return false;
-	text[n] = '\0';
-	return true;
+	if (lstat(base, &st))
+		return -errno;
+	if (!S_ISDIR(st.st_mode))
+		return -EINVAL;
+	return st.st_uid == geteuid() ? 0 : -EPERM;
 }
 
-static void boot_id(char out[40])
+/* A descriptor, or -errno. */
+static int owner_open(const char *base, int flags)
 {
-	if (!text_read("/proc/sys/kernel/random/boot_id", out, 40))
-		out[0] = '\0';
-	out[strcspn(out, "\n")] = '\0';
-}
+	char path[300];
+	struct stat st;
+	int fd = own_place(base);
 
-/*
- * 0: there is no such process, or only its entry is left because its parent
- * does not wait for it (containers). Field 22; the name in field 2 may hold
- * ')'.
- */
-static uint64_t process_start(long pid)
-{
-	char path[64], text[1024], *at;
-	uint64_t start = 0;
-
-	snprintf(path, sizeof(path), "/proc/%ld/stat", pid);
-	if (!text_read(path, text, sizeof(text)))
-		return 0;
-	at = strrchr(text, ')');
-	if (at && (!strncmp(at, ") Z", 3) || !strncmp(at, ") X", 3)))
-		return 0;
-	for (int field = 2; at && field < 22; field++)
-		at = strchr(at + 1, ' ');
-	if (at)
-		(void)sscanf(at, " %" SCNu64, &start);
-	return start;
-}
-
-static int owner_write(const char *base, const char *nvme_dir, pid_t pid)
-{
-	char path[300], boot[40];
-	FILE *f;
-	int fd;
-
-	boot_id(boot);
+	if (fd)
+		return fd;
 	snprintf(path, sizeof(path), "%s/owner", base);
-	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
-		  0600);
+	fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
 	if (fd < 0)
 		return -errno;
-	f = fdopen(fd, "w");
-	if (!f) {
+	if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
 		close(fd);
-		return -ENOMEM;
+		return -EINVAL;
 	}
-	fprintf(f, "pid %ld\nstart %" PRIu64 "\nboot %s\nnvme %s\n", (long)pid,
-		process_start(pid), boot, nvme_dir);
-	return fclose(f) ? -errno : 0;
+	return fd;
 }
 
 /* Of whichever daemon, dead or alive. */
 static bool has_owner(const char *base)
 {
-	char path[300];
+	int fd = owner_open(base, O_RDONLY);
 
-	snprintf(path, sizeof(path), "%s/owner", base);
-	return access(path, F_OK) == 0;
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
 }
 
-/* No owner file, or one that cannot be read: nobody owns it. */
-static bool owner_lives(const char *base)
+static bool owner_lives(int fd)
 {
-	char path[512], text[4400], boot[40], now[40];
-	uint64_t start;
-	long pid;
+	struct flock lock = { .l_type = F_WRLCK };
 
-	snprintf(path, sizeof(path), "%s/owner", base);
-	if (!text_read(path, text, sizeof(text)) ||
-	    sscanf(text, "pid %ld start %" SCNu64 " boot %39s", &pid, &start,
-		   boot) != 3)
-		return false;
-	boot_id(now);
-	return !strcmp(boot, now) && start && process_start(pid) == start;
+	return !fcntl(fd, F_OFD_GETLK, &lock) && lock.l_type != F_UNLCK;
+}
+
+/* As long as fd is open, in any process, the owner lives. */
+static int owner_become(int fd)
+{
+	struct flock lock = { .l_type = F_WRLCK };
+
+	if (!fcntl(fd, F_OFD_SETLK, &lock))
+		return 0;
+	return errno == EAGAIN || errno == EACCES ? -EBUSY : -errno;
+}
+
+static int owner_write(const char *base, const char *nvme_dir, int *out)
+{
+	int fd = owner_open(base, O_RDWR | O_CREAT);
+	int rc = fd < 0 ? fd : owner_become(fd);
+
+	if (!rc && (ftruncate(fd, 0) || dprintf(fd, "nvme %s\n", nvme_dir) < 0))
+		rc = -errno;
+	if (!rc)
+		*out = fd;
+	else if (fd >= 0)
+		close(fd);
+	return rc;
+}
+
+/* What its daemon's nvme= was; "": that is not known. */
+static void owner_nvme(int fd, char *nvme, size_t len)
+{
+	char text[4400] = "", *line, *next = text;
+
+	nvme[0] = '\0';
+	if (pread(fd, text, sizeof(text) - 1, 0) < 0)
+		return;
+	while ((line = strsep(&next, "\n")))
+		if (!strncmp(line, "nvme ", 5))
+			snprintf(nvme, len, "%s", line + 5);
 }
 
 /* ---- directories and mounts ---- */
 
-/* Ours alone: /dev/shm is everybody's, and a link could lead anywhere. */
 static int own_dir(const char *path)
 {
-	struct stat st;
+	int rc;
 
 	if (mkdir(path, 0700) && errno != EEXIST)
 		return -errno;
-	if (lstat(path, &st))
-		return -errno;
-	if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid())
-		return -EPERM;
-	if ((st.st_mode & 07777) != 0700 && chmod(path, 0700))
-		return -errno;
-	return 0;
+	rc = own_place(path);
+	if (!rc && chmod(path, 0700))
+		rc = -errno;
+	return rc;
 }
 
 static bool is_tmpfs_mount(const char *dir)
@@ -343,12 +335,8 @@ static int shm_paths(struct dram_place *p, const char *name)
 static bool shm_found(const char *name)
 {
 	struct dram_place p;
-	char owner[300];
 
-	if (shm_paths(&p, name))
-		return false;
-	snprintf(owner, sizeof(owner), "%s/owner", p.base);
-	return !access(owner, F_OK);
+	return !shm_paths(&p, name) && has_owner(p.base);
 }
 
 static int place_shm(struct dram_place *p, const char *name, uint64_t limit,
@@ -368,10 +356,11 @@ static int place_shm(struct dram_place *p, const char *name, uint64_t limit,
 	return rc;
 }
 
-int dram_place_open(const char *name, const char *nvme_dir, pid_t owner,
-		    uint64_t limit, uint64_t meta_limit, struct dram_place *out)
+int dram_place_open(const char *name, const char *nvme_dir, uint64_t limit,
+		    uint64_t meta_limit, struct dram_place *out)
 {
-	struct dram_place p = { .why = "an earlier daemon's is found there" };
+	struct dram_place p = { .owner_fd = -1,
+				.why = "an earlier daemon's is found there" };
 	int rc = -EEXIST;
 
 	if (!shm_found(name))
@@ -383,14 +372,16 @@ int dram_place_open(const char *name, const char *nvme_dir, pid_t owner,
 		rc = place_shm(&p, name, limit, meta_limit);
 	p.found = has_owner(p.base);
 	if (!rc)
-		rc = owner_write(p.base, nvme_dir, owner);
+		rc = owner_write(p.base, nvme_dir, &p.owner_fd);
 	if (rc && rc != -ENOSPC) {
 		size_t len = strlen(p.why);
 
 		snprintf(p.why + len, sizeof(p.why) - len, "%s'%.60s': %s",
 			 len ? "; " : "", p.base, strerror(-rc));
 	}
-	*out = p; /* also on failure: why */
+	if (own_place(p.base))
+		p.base[0] = '\0'; /* not for us to remove */
+	*out = p;                 /* also on failure: why */
 	return rc;
 }
 
@@ -421,7 +412,14 @@ static void unmount(const char *dir)
 		(void)umount2(dir, MNT_DETACH | UMOUNT_NOFOLLOW);
 }
 
-void dram_place_remove(const struct dram_place *p)
+void dram_place_close(struct dram_place *p)
+{
+	if (p->base[0] && p->owner_fd >= 0)
+		close(p->owner_fd);
+	p->owner_fd = -1;
+}
+
+void dram_place_remove(struct dram_place *p)
 {
 	if (!p->base[0])
 		return;
@@ -429,6 +427,7 @@ void dram_place_remove(const struct dram_place *p)
 	unmount(p->meta_dir);
 	remove_tree(p->base);
 	(void)rmdir(RUN_DIR); /* if it was the last */
+	dram_place_close(p);
 }
 
 /* ---- what a killed daemon left ---- */
@@ -447,12 +446,28 @@ static uint64_t place_bytes(const struct dram_place *p)
 	return sum;
 }
 
-static int leftovers_in(const char *dir, const char *prefix,
-			int (*fn)(void *arg, const char *base, uint64_t bytes),
+static int tell_leftover(const char *base, leftover_fn *fn, void *arg)
+{
+	char nvme[PATH_MAX] = "";
+	struct dram_place p;
+	bool lives = false;
+	int fd;
+
+	if (place_paths(&p, base) || own_place(base))
+		return 0;
+	fd = owner_open(base, O_RDONLY);
+	if (fd >= 0) {
+		lives = owner_lives(fd);
+		owner_nvme(fd, nvme, sizeof(nvme));
+		close(fd);
+	}
+	return lives ? 0 : fn(arg, base, nvme, place_bytes(&p));
+}
+
+static int leftovers_in(const char *dir, const char *prefix, leftover_fn *fn,
 			void *arg)
 {
 	DIR *d = opendir(dir);
-	struct dram_place p;
 	struct dirent *e;
 	char base[256];
 	int rc = 0;
@@ -462,16 +477,14 @@ static int leftovers_in(const char *dir, const char *prefix,
 		    strncmp(e->d_name, prefix, strlen(prefix)) != 0)
 			continue;
 		snprintf(base, sizeof(base), "%s/%.200s", dir, e->d_name);
-		if (!place_paths(&p, base) && !owner_lives(base))
-			rc = fn(arg, base, place_bytes(&p));
+		rc = tell_leftover(base, fn, arg);
 	}
 	if (d)
 		closedir(d);
 	return rc;
 }
 
-int dram_place_leftovers(int (*fn)(void *arg, const char *base, uint64_t bytes),
-			 void *arg)
+int dram_place_leftovers(leftover_fn *fn, void *arg)
 {
 	char prefix[32];
 	int rc;
@@ -501,19 +514,21 @@ static bool is_place(const char *base)
 
 int dram_place_free(const char *base)
 {
-	struct dram_place p = { 0 };
-	struct stat st;
+	struct dram_place p = { .owner_fd = -1 };
+	int rc;
 
 	if (!is_place(base) || place_paths(&p, base))
 		return -EINVAL;
-	if (lstat(base, &st))
-		return -errno;
-	if (!S_ISDIR(st.st_mode))
-		return -EINVAL;
-	if (st.st_uid != geteuid())
-		return -EPERM;
-	if (owner_lives(base))
-		return -EBUSY;
-	dram_place_remove(&p);
+	rc = own_place(base);
+	if (rc)
+		return rc;
+	/* Held meanwhile, so that no daemon begins to use it. */
+	p.owner_fd = owner_open(base, O_RDWR);
+	rc = p.owner_fd < 0 ? 0 : owner_become(p.owner_fd);
+	if (!rc)
+		dram_place_remove(&p);
+	dram_place_close(&p);
+	if (rc)
+		return rc;
 	return access(base, F_OK) ? 0 : -EBUSY;
 }

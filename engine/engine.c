@@ -297,8 +297,9 @@ static void engine_free(struct engine *e, bool keep)
 		e->nvme->ops->close(e->nvme);
 	throttle_free(e->throttle);
 	remote_put(e->remote);
-	if (e->place.base[0] && !keep)
+	if (!keep)
 		dram_place_remove(&e->place);
+	dram_place_close(&e->place);
 	versions_fini(e);
 	streams_fini(e);
 	backings_fini(&e->backings);
@@ -316,8 +317,8 @@ static int open_place(struct start *s)
 
 	if (r < 0)
 		return r;
-	r = dram_place_open(id, e->nvme_dir, getpid(), e->config.dram,
-			    META_TMPFS, &e->place);
+	r = dram_place_open(id, e->nvme_dir, e->config.dram, META_TMPFS,
+			    &e->place);
 	if (r < 0)
 		return start_fail(s, r, "cannot set up the DRAM tier: %s%s%s",
 				  e->place.why, e->place.why[0] ? ": " : "",

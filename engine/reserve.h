@@ -28,6 +28,7 @@ struct dram_place {
 	char dir[256];      /* …/dram: backing files */
 	char meta_dir[256]; /* …/meta: accepted database */
 	char base[256];     /* parent of both */
+	int owner_fd;       /* while it is open the place is in use; or -1 */
 	bool found;         /* with what an earlier daemon left in it */
 	bool own_tmpfs;     /* we mounted it (else a directory in /dev/shm) */
 	char why[160];      /* why not, if not */
@@ -38,31 +39,34 @@ struct dram_place {
  * CAP_SYS_ADMIN mounts under /run/ckptfs/NAME (0700), size = limit plus
  * headroom, huge=within_size,noswap where the kernel takes them; else
  * directories under /dev/shm/ckptfs-UID-NAME. Found ones are kept as they
- * are but resized. nvme_dir and owner (the process as long as which it is in
- * use: the keeper) are noted beside them, for dram_place_leftovers().
+ * are but resized. nvme_dir is noted beside them, for dram_place_leftovers().
+ * It is in use until it is closed or removed, or the process ends.
  * out is written on failure too: why says what was in the way.
  *
  *   -ENOSPC  /dev/shm is too small: why says how small
+ *   -EBUSY   another daemon uses it
  */
 MUST_CHECK int dram_place_open(const char *name, const char *nvme_dir,
-			       pid_t owner, uint64_t limit, uint64_t meta_limit,
+			       uint64_t limit, uint64_t meta_limit,
 			       struct dram_place *out);
+/* It stays for the next daemon. All zero is fine. */
+void dram_place_close(struct dram_place *p);
 /* Says what may empty it behind our back; for a mount that came up. */
 void dram_place_warn(const struct dram_place *p);
 /* Unmounts and removes it all: nothing in it is needed any more. */
-void dram_place_remove(const struct dram_place *p);
+void dram_place_remove(struct dram_place *p);
 
 /*
- * Each place whose owner is gone: base as in struct dram_place, bytes of
- * memory it holds. Those of this user, for root also those under
- * /run/ckptfs. fn non-zero stops, and is returned.
+ * Each place whose owner is gone: base as in struct dram_place, nvme= of the
+ * owner ("": not known), bytes of memory it holds. Those of this user, for
+ * root also those under /run/ckptfs. fn non-zero stops, and is returned.
  */
-MUST_CHECK int dram_place_leftovers(int (*fn)(void *arg, const char *base,
-					      uint64_t bytes),
-				    void *arg);
+typedef int leftover_fn(void *arg, const char *base, const char *nvme,
+			uint64_t bytes);
+MUST_CHECK int dram_place_leftovers(leftover_fn *fn, void *arg);
 /*
  * Frees one of them, with all that is in it.
- *   -EINVAL  not such a place; -EBUSY: its owner lives
+ *   -EINVAL  not such a place; -EPERM: not ours; -EBUSY: its owner lives
  */
 MUST_CHECK int dram_place_free(const char *base);
 

@@ -5,82 +5,74 @@
  * carries on with it; where there will be none, this frees it.
  */
 #include <errno.h>
-#include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "engine/reserve.h"
 #include "fs/ckptctl.h"
 
-struct listing {
-	bool json;
-	unsigned n;
-};
-
-/* Which state it belongs to: nvme= of its daemon, "" if that is not known. */
-static void whose(const char *base, char nvme[PATH_MAX])
+static int add_one(void *arg, const char *base, const char *nvme,
+		   uint64_t bytes)
 {
-	char path[PATH_MAX], line[PATH_MAX];
-	FILE *f;
+	json_t *list = arg;
 
-	nvme[0] = '\0';
-	snprintf(path, sizeof(path), "%s/owner", base);
-	f = fopen(path, "re");
-	if (!f)
-		return;
-	while (fgets(line, sizeof(line), f)) {
-		line[strcspn(line, "\n")] = '\0';
-		if (!strncmp(line, "nvme ", 5))
-			snprintf(nvme, PATH_MAX, "%s", line + 5);
-	}
-	fclose(f);
+	return json_array_append_new(list,
+				     json_pack("{s:o,s:I,s:o}", "base",
+					       ctl_json_name(base), "bytes",
+					       (json_int_t)bytes, "nvme",
+					       ctl_json_name(nvme)))
+		       ? -ENOMEM
+		       : 0;
 }
 
-static int print_one(void *arg, const char *base, uint64_t bytes)
+static int print_one(void *arg, const char *base, const char *nvme,
+		     uint64_t bytes)
 {
-	struct listing *l = arg;
-	char text[CTL_BYTES_LEN], nvme[PATH_MAX];
+	char text[CTL_BYTES_LEN];
+	unsigned *n = arg;
 
-	whose(base, nvme);
-	if (l->json)
-		printf("%s{\"base\":\"%s\",\"bytes\":%" PRIu64
-		       ",\"nvme\":\"%s\"}",
-		       l->n ? "," : "", base, bytes, nvme);
-	else
-		printf("%10s  %s  of nvme=%s\n", ctl_bytes(bytes, text), base,
-		       nvme[0] ? nvme : "?");
-	l->n++;
+	printf("%10s  ", ctl_bytes(bytes, text));
+	ctl_print_name(base);
+	fputs("  of nvme=", stdout);
+	ctl_print_name(nvme[0] ? nvme : "?");
+	putchar('\n');
+	++*n;
 	return 0;
 }
 
-static int list(bool json)
+static int list_json(void)
 {
-	struct listing l = { .json = json };
-	int err;
+	json_t *list = json_array();
+	int err = dram_place_leftovers(add_one, list);
 
-	if (json)
-		printf("[");
-	err = dram_place_leftovers(print_one, &l);
-	if (json)
-		printf("]\n");
-	if (err)
-		return ctl_fail("cannot look for leftovers: %s",
-				strerror(-err));
-	if (!l.n && !json)
-		printf("nothing is left over\n");
-	else if (!json)
-		printf("Mounting the same state again carries on with it; "
-		       "--free BASE loses it.\n");
-	return CTL_OK;
+	if (!err && !json_dumpf(list, stdout, JSON_COMPACT))
+		putchar('\n');
+	json_decref(list);
+	return err;
+}
+
+static int list_text(void)
+{
+	unsigned n = 0;
+	int err = dram_place_leftovers(print_one, &n);
+
+	if (!err)
+		puts(n ? "Mounting the same state again carries on with it; "
+			 "--free BASE loses it."
+		       : "nothing is left over");
+	return err;
 }
 
 int ctl_leftovers(const struct ctl_args *args)
 {
 	int err;
 
-	if (!args->free_base)
-		return list(args->json);
+	if (!args->free_base) {
+		err = args->json ? list_json() : list_text();
+		return err ? ctl_fail("cannot look for leftovers: %s",
+				      strerror(-err))
+			   : CTL_OK;
+	}
 	err = dram_place_free(args->free_base);
 	if (err == -EINVAL)
 		return ctl_fail("'%s' is not a leftover (see ckptctl "

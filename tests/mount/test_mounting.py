@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 import pytest
 
 import user
+from user import OTHER
 from calls import errno_of, noise, opened, read, write
 from mounted import Mounted, PATIENCE, is_mountpoint, missing, until
 
@@ -593,6 +595,80 @@ def test_leftovers_spares_other_things(fresh):
         r = m.ctl("leftovers", "--free", place, check=False)
         assert r.returncode == 1, place
     assert os.path.isdir(m.base)
+
+
+def test_leftovers_spares_other_pid_namespaces(one, mode):
+    """A container whose daemon lives; it shares /run with the host."""
+    if mode == "user":
+        pytest.skip("needs root's unshare")
+
+    def place():
+        for owner in pathlib.Path("/run/ckptfs").glob("*/owner"):
+            if not of_another_test(one, owner.parent):
+                return str(owner.parent)
+        return None
+    words = ["unshare", "--pid", "--mount-proc", "--fork", "--kill-child",
+             *one.command()]
+    with open(one.log, "ab") as log:
+        one.process = one.popen(words, stdout=log, stderr=log)
+    try:
+        one.dram_dir = until(place)
+        assert one.dram_dir not in leftovers(one)
+        r = one.ctl("leftovers", "--free", one.dram_dir, check=False)
+        assert r.returncode == 1 and "lives" in r.stderr
+    finally:
+        one.kill()
+    until(lambda: one.dram_dir in leftovers(one))
+
+
+@pytest.fixture
+def squatter(mode):
+    """makes(name) makes that directory in /dev/shm as somebody else."""
+    if mode == "user":
+        pytest.skip("needs two users")
+    made = []
+
+    def makes(name, inside):
+        path = f"/dev/shm/ckptfs-{os.geteuid()}-{name}"
+        made.append(path)
+
+        def work():
+            os.mkdir(path)
+            inside(path + "/owner")
+        user.in_child(work, uid=OTHER)
+        return path
+    yield makes
+    for path in made:
+        shutil.rmtree(path)
+
+
+def test_what_others_put_into_dev_shm(fresh, squatter):
+    """It stops neither a mount nor ckptctl."""
+    m = fresh()
+    write(m.path / "f", b"x")
+    m.stop()
+    fake = squatter(os.path.basename(m.dram_dir),
+                    lambda owner: open(owner, "w").close())
+    m.start()
+    assert read(m.path / "f") == b"x"
+    assert m.dram_dir != fake and os.path.exists(fake)
+    fifo = squatter(f"test-{os.getpid()}", os.mkfifo)
+    r = m.ctl("leftovers", "--json", timeout=20)
+    assert not {fake, fifo} & {e["base"] for e in json.loads(r.stdout)}
+
+
+def test_odd_names_of_leftovers(fresh):
+    m = fresh()
+    path = f"/dev/shm/ckptfs-{os.geteuid()}-{os.getpid()}\"\x1b[31mX"
+    os.mkdir(path)
+    try:
+        assert path in leftovers(m)
+        text = m.ctl("leftovers").stdout
+        assert "\x1b" not in text and path.replace("\x1b", "?") in text
+        m.ctl("leftovers", "--free", path)
+        assert not os.path.exists(path)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def test_ended_cleanly_leaves_nothing(fresh):

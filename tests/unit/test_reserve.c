@@ -28,10 +28,11 @@ static void cleanup(void)
 		dram_place_remove(&place);
 }
 
-static void place_open(pid_t owner, uint64_t limit)
+static void place_open(uint64_t limit)
 {
-	CHECK_EQ(dram_place_open(name, "/nvme/some where", owner, limit,
-				 16 * MIB, &place),
+	dram_place_close(&place);
+	CHECK_EQ(dram_place_open(name, "/nvme/some where", limit, 16 * MIB,
+				 &place),
 		 0);
 }
 
@@ -64,43 +65,49 @@ static void kept_and_resized(void)
 	char path[PATH_MAX];
 	struct stat st;
 
-	place_open(getpid(), LIMIT);
+	place_open(LIMIT);
 	CHECK(place.own_tmpfs && !place.why[0]);
 	CHECK(fs_size(place.dir) > LIMIT);
 	CHECK(!stat(place.dir, &st));
 	CHECK_EQ(st.st_mode & 07777, 0700);
 	write_file(place.dir, "0000000000000001", 3 * MIB);
-	place_open(getpid(), 2 * LIMIT);
+	place_open(2 * LIMIT);
 	CHECK(fs_size(place.dir) > 2 * LIMIT);
-	place_open(getpid(), LIMIT);
+	place_open(LIMIT);
 	CHECK(fs_size(place.dir) < 16 * LIMIT);
 	snprintf(path, sizeof(path), "%s/0000000000000001", place.dir);
 	CHECK(!stat(path, &st));
 	CHECK_EQ(st.st_size, 3 * MIB);
 }
 
-static int note_ours(void *arg, const char *base, uint64_t bytes)
+static int note_ours(void *arg, const char *base, const char *nvme,
+		     uint64_t bytes)
 {
 	uint64_t *found = arg;
 
-	if (!strcmp(base, place.base))
-		*found = bytes;
+	if (strcmp(base, place.base) != 0)
+		return 0;
+	CHECK_STR(nvme, "/nvme/some where");
+	*found = bytes;
 	return 0;
 }
 
-static pid_t dead_pid(void)
+static void open_and_die(void)
 {
 	pid_t pid = fork();
 	int status;
 
-	if (!pid)
+	if (!pid) {
+		place_open(LIMIT);
 		_exit(0);
+	}
 	CHECK(pid > 0 && waitpid(pid, &status, 0) == pid);
-	return pid;
+	CHECK_EQ(status, 0);
 }
 
 static void leftovers(void)
 {
+	struct dram_place other;
 	uint64_t found = 0;
 
 	CHECK_EQ(dram_place_leftovers(note_ours, &found), 0);
@@ -110,7 +117,10 @@ static void leftovers(void)
 	CHECK_EQ(dram_place_free("/etc"), -EINVAL);
 	CHECK_EQ(dram_place_free("/run/ckptfs/no-such"), -ENOENT);
 
-	place_open(dead_pid(), LIMIT);
+	CHECK_EQ(dram_place_open(name, "/x", LIMIT, MIB, &other), -EBUSY);
+
+	dram_place_close(&place);
+	open_and_die();
 	CHECK_EQ(dram_place_leftovers(note_ours, &found), 0);
 	CHECK(found >= 3 * MIB);
 	CHECK_EQ(dram_place_free(place.base), 0);
@@ -124,7 +134,7 @@ static int in_dev_shm(void)
 
 	if (setgid(65534) || setuid(65534))
 		return 77;
-	if (dram_place_open(name, "/x", getpid(), 8 * MIB, MIB, &p))
+	if (dram_place_open(name, "/x", 8 * MIB, MIB, &p))
 		return 1;
 	if (p.own_tmpfs || !strstr(p.why, "tmpfs") ||
 	    strncmp(p.dir, "/dev/shm/ckptfs-65534-", 22) != 0)
@@ -134,7 +144,7 @@ static int in_dev_shm(void)
 	dram_place_remove(&p);
 	if (!access(p.base, F_OK))
 		return 3;
-	if (dram_place_open(name, "/x", getpid(), UINT64_C(1) << 50, MIB, &p) !=
+	if (dram_place_open(name, "/x", UINT64_C(1) << 50, MIB, &p) !=
 		    -ENOSPC ||
 	    !strstr(p.why, "MiB"))
 		return 4;
@@ -391,14 +401,14 @@ int main(void)
 	test_pid = getpid();
 	snprintf(name, sizeof(name), "unit-%d", (int)test_pid);
 	check_at_end(cleanup);
-	place_open(test_pid, LIMIT);
+	place_open(LIMIT);
 	if (!place.own_tmpfs)
 		SKIP("no tmpfs can be mounted: %s", place.why);
 
 	kept_and_resized();
 	leftovers();
 	in_child(in_dev_shm);
-	place_open(test_pid, LIMIT);
+	place_open(LIMIT);
 	numbers_only();
 	taken_and_given();
 	promised();
