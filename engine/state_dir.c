@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/magic.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,6 +20,7 @@
 #include "metadata/log_message.h"
 
 #define DRAIN_WAIT_S 600
+#define LINE_MAX_LEN (PATH_MAX + 64) /* of the lock file */
 
 int state_dir_make(const char *path)
 {
@@ -38,9 +40,9 @@ int state_dir_make(const char *path)
 
 void state_dir_say(struct engine *e, const char *state)
 {
-	char line[400];
-	int n = snprintf(line, sizeof(line), "%s %d %s\n", state, (int)getpid(),
-			 e->config.mountpoint);
+	char line[LINE_MAX_LEN];
+	int n = snprintf(line, sizeof(line), "%s %d %.*s\n", state,
+			 (int)getpid(), PATH_MAX, e->config.mountpoint);
 
 	if (e->lock_fd < 0)
 		return;
@@ -76,8 +78,8 @@ static int wait_for_lock(struct start *s)
 	struct engine *e = s->e;
 	int64_t until = now_mono_ns() + DRAIN_WAIT_S * INT64_C(1000000000);
 	int64_t soon = now_mono_ns() + INT64_C(3000000000);
+	char line[LINE_MAX_LEN];
 	bool told = false;
-	char line[400];
 	int r;
 
 	while (flock(e->lock_fd, LOCK_EX | LOCK_NB)) {

@@ -365,6 +365,17 @@ def test_nvme_directory_in_use(one, mode):
     until(lambda: not daemons(one))
 
 
+def test_lock_of_a_long_mount_point(one):
+    """It says where, all of it and nothing else."""
+    for _ in range(3):
+        one.path /= "d" * 150
+    one.path.mkdir(parents=True)
+    one.start()
+    assert (one.nvme / "lock").read_bytes() == os.fsencode(
+        f"mounted {one.process.pid} {one.path}\n")
+    one.stop()
+
+
 def test_nvme_on_tmpfs_is_warned_of(one):
     if not os.path.ismount("/dev/shm"):
         missing("no /dev/shm")
