@@ -200,6 +200,7 @@ struct waiter {
 	STAILQ_ENTRY(waiter) next;
 	uint64_t seq;
 	enum level level;
+	int64_t until_ns;   /* -ETIMEDOUT then */
 	int64_t patient_ns; /* no error before this is told: D stood still
 			       already when it came, and is tried anew */
 	done_fn *done;
@@ -215,7 +216,7 @@ struct dropped {
 	uint64_t version;
 };
 
-#define N_THREADS 7
+#define N_THREADS 8
 
 struct engine {
 	struct engine_config config;
@@ -277,6 +278,7 @@ struct engine {
 	struct {
 		struct mutex lock;
 		pthread_cond_t kick;
+		pthread_cond_t timed; /* a waiter came, or stop */
 		STAILQ_HEAD(, waiter) waiters;
 		STAILQ_HEAD(, dead) dead;
 		bool hurry, stop;
@@ -556,6 +558,7 @@ MUST_CHECK int follow_error(struct engine *e);
 void follow_tell_reached(struct engine *e);
 /* D stands still: the others too, but who may still hope. -ESHUTDOWN: all. */
 void follow_fail_waiters(struct engine *e, int err);
+void *timer_main(void *arg);
 
 /* state.c */
 /* What moved since the last call, `ns` ago. The settler's. */

@@ -231,6 +231,7 @@ static int start_threads(struct start *s)
 		void *(*run)(void *arg);
 	} threads[N_THREADS] = {
 		{ "ckpt-follow", follower_main },
+		{ "ckpt-timer", timer_main },
 		{ "ckpt-settle", settler_main },
 		{ "ckpt-lease", leaser_main },
 		{ "ckpt-flush", flusher_main },
@@ -269,6 +270,7 @@ static void engine_init(struct engine *e)
 	condition_init(&e->marks.added);
 	condition_init(&e->watch.added);
 	condition_init(&e->follow.kick);
+	condition_init(&e->follow.timed);
 	TAILQ_INIT(&e->marks.list);
 	TAILQ_INIT(&e->watch.list);
 	STAILQ_INIT(&e->follow.waiters);
@@ -389,6 +391,7 @@ static void stop_threads(struct engine *e)
 	mutex_lock(&e->follow.lock);
 	e->follow.stop = true;
 	pthread_cond_broadcast(&e->follow.kick);
+	pthread_cond_broadcast(&e->follow.timed);
 	mutex_unlock(&e->follow.lock);
 	mutex_lock(&e->marks.lock);
 	e->marks.stop = true;

@@ -224,6 +224,10 @@ MUST_CHECK int engine_reached(struct engine *e, uint64_t seq, enum level level,
  * is no such number yet. */
 MUST_CHECK int engine_wait(struct engine *e, uint64_t seq, enum level level,
 			   int timeout_ms);
+/* As engine_wait(), without a thread that waits: done is called once, here or
+ * from another thread, with what that returns. -ESHUTDOWN: engine_stop(). */
+void engine_when_reached(struct engine *e, uint64_t seq, enum level level,
+			 int timeout_ms, done_fn *done, void *arg);
 /* Settle, then wait for everything. */
 MUST_CHECK int engine_drain(struct engine *e, enum level level, int timeout_ms);
 

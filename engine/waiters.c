@@ -78,6 +78,51 @@ void follow_fail_waiters(struct engine *e, int err)
 	waiters_tell(e, list, err);
 }
 
+/*
+ * Who has waited long enough. In a thread of its own: the follower may be in
+ * the middle of an fsync of a disk that hangs, and a timeout is for that, too.
+ */
+
+/* When the next one will have, at the latest. */
+static int64_t take_late_locked(struct engine *e, struct waiter **out)
+{
+	struct waiter *w, *next;
+	int64_t now = now_mono_ns(), soonest = now + 10000 * MS;
+
+	for (w = STAILQ_FIRST(&e->follow.waiters); w; w = next) {
+		next = STAILQ_NEXT(w, next);
+		if (w->until_ns > now) {
+			soonest = w->until_ns < soonest ? w->until_ns : soonest;
+			continue;
+		}
+		STAILQ_REMOVE(&e->follow.waiters, w, waiter, next);
+		STAILQ_NEXT(w, next) = *out;
+		*out = w;
+	}
+	return soonest;
+}
+
+void *timer_main(void *arg)
+{
+	struct engine *e = arg;
+	struct waiter *late;
+	int64_t soonest;
+	bool stop;
+
+	do {
+		late = NULL;
+		mutex_lock(&e->follow.lock);
+		soonest = take_late_locked(e, &late);
+		stop = e->follow.stop;
+		if (!late && !stop)
+			cond_wait_ns(&e->follow.timed, &e->follow.lock,
+				     soonest - now_mono_ns());
+		mutex_unlock(&e->follow.lock);
+		waiters_tell(e, late, -ETIMEDOUT);
+	} while (!stop);
+	return NULL;
+}
+
 /* ---- what fs/ asks ---------------------------------------------------- */
 
 enum level engine_fsync_level(const struct engine *e)
@@ -85,8 +130,9 @@ enum level engine_fsync_level(const struct engine *e)
 	return e->config.fsync;
 }
 
+/* timeout_ms < 0: none. */
 static int add_waiter(struct engine *e, uint64_t seq, enum level level,
-		      done_fn *done, void *arg)
+		      int timeout_ms, done_fn *done, void *arg)
 {
 	struct waiter *w;
 	bool failed;
@@ -97,7 +143,12 @@ static int add_waiter(struct engine *e, uint64_t seq, enum level level,
 	if (!w)
 		return -ENOMEM;
 	*w = (struct waiter){
-		.seq = seq, .level = level, .done = done, .arg = arg
+		.seq = seq,
+		.level = level,
+		.until_ns = timeout_ms < 0 ? INT64_MAX
+					   : now_mono_ns() + timeout_ms * MS,
+		.done = done,
+		.arg = arg,
 	};
 	mutex_lock(&e->follow.lock);
 	failed = e->follow.error != 0;
@@ -106,6 +157,7 @@ static int add_waiter(struct engine *e, uint64_t seq, enum level level,
 	STAILQ_INSERT_TAIL(&e->follow.waiters, w, next);
 	e->follow.hurry = true;
 	pthread_cond_broadcast(&e->follow.kick);
+	pthread_cond_signal(&e->follow.timed);
 	mutex_unlock(&e->follow.lock);
 	if (failed)
 		version_retry_failed(e);
@@ -154,7 +206,7 @@ void engine_fsync(struct engine *e, uint64_t ino, enum level level,
 		done(arg, r);
 		return;
 	}
-	r = add_waiter(e, seq, level, done, arg);
+	r = add_waiter(e, seq, level, -1, done, arg);
 	if (r < 0)
 		done(arg, r);
 }
@@ -218,6 +270,26 @@ static bool take_waiter_out(struct engine *e, const void *arg)
 	return w != NULL;
 }
 
+/* What was never given out is never reached. */
+static bool is_given_out(struct engine *e, uint64_t seq)
+{
+	return seq <= meta_accepted_seq(e->meta);
+}
+
+void engine_when_reached(struct engine *e, uint64_t seq, enum level level,
+			 int timeout_ms, done_fn *done, void *arg)
+{
+	int r;
+
+	if (level_seq(e, level) >= seq)
+		r = 0;
+	else if (!is_given_out(e, seq))
+		r = -EINVAL;
+	else if (!(r = add_waiter(e, seq, level, timeout_ms, done, arg)))
+		return;
+	done(arg, r);
+}
+
 int engine_wait(struct engine *e, uint64_t seq, enum level level,
 		int timeout_ms)
 {
@@ -226,12 +298,11 @@ int engine_wait(struct engine *e, uint64_t seq, enum level level,
 
 	if (level_seq(e, level) >= seq)
 		return 0;
-	/* What is never given out is never reached. */
-	if (seq > meta_accepted_seq(e->meta))
+	if (!is_given_out(e, seq))
 		return -EINVAL;
 	mutex_init(&w.lock);
 	condition_init(&w.done);
-	r = add_waiter(e, seq, level, sync_wait_done, &w);
+	r = add_waiter(e, seq, level, -1, sync_wait_done, &w);
 	if (r == 0) {
 		r = sync_wait_for(&w, timeout_ms);
 		if (r == -ETIMEDOUT && !take_waiter_out(e, &w))

@@ -150,10 +150,9 @@ struct question {
 	struct ckpt_reached msg;
 };
 
+/* What is waited for, or why it is not. */
 static int ask(struct question *q)
 {
-	static const enum level levels[] = { LEVEL_DRAM, LEVEL_NVME,
-					     LEVEL_REMOTE };
 	struct ckpt_reached *m = &q->msg;
 	uint32_t own;
 	int err;
@@ -174,9 +173,7 @@ static int ask(struct question *q)
 	if (m->mount != own ||
 	    engine_has_lost(q->fs->engine, m->lineage, m->seq))
 		return -ESTALE;
-	err = engine_wait(q->fs->engine, m->seq, levels[m->level - 1], WAIT_MS);
-	m->reached = !err;
-	return err == -ETIMEDOUT ? 0 : err;
+	return 0;
 }
 
 static void answer(struct question *q, int err)
@@ -186,13 +183,29 @@ static void answer(struct question *q, int err)
 	free(q);
 }
 
-static void *question_main(void *arg)
+static void wait_done(void *arg, int err)
 {
 	struct question *q = arg;
-	struct control *c = q->fs->control;
 
-	answer(q, ask(q));
-	control_job_end(c);
+	q->msg.reached = !err;
+	answer(q, err == -ETIMEDOUT ? 0 : err);
+}
+
+static void *question_main(void *arg)
+{
+	static const enum level levels[] = { LEVEL_DRAM, LEVEL_NVME,
+					     LEVEL_REMOTE };
+	struct question *q = arg;
+	struct fs *fs = q->fs;
+	int err = ask(q);
+
+	if (err)
+		answer(q, err);
+	else
+		engine_when_reached(fs->engine, q->msg.seq,
+				    levels[q->msg.level - 1], WAIT_MS,
+				    wait_done, q);
+	control_job_end(fs->control);
 	return NULL;
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Answers ckptctl. No answer comes from the thread that read the request, as
- * it may walk a tree or wait: each one gets a thread, and where there are too
- * many the asker is told to come again.
+ * it may walk a tree or seal: each one gets a thread, and where there are too
+ * many the asker is told to come again. Whoever waits needs none meanwhile: any
+ * number may.
  */
 #include <errno.h>
 #include <string.h>
@@ -101,22 +102,24 @@ static void put_behind(struct fs *fs, struct control_msg *m, enum level level)
 	m->offset = st.tier[level].behind_bytes;
 }
 
+/* Is it answered when seq is reached, or a moment later? */
+static bool waits(const struct control_msg *m)
+{
+	return m->op == CONTROL_DRAIN ||
+	       (m->op == CONTROL_REACHED && m->arg & CONTROL_WAIT);
+}
+
 static int do_reached(struct fs *fs, struct control_msg *m)
 {
 	enum level level = (enum level)CONTROL_LEVEL(m->arg);
 	bool reached = false;
-	int err;
+	int err = 0;
 
-	if (m->arg & CONTROL_WAIT) {
-		err = engine_wait(fs->engine, m->seq, level, WAIT_MS);
-		reached = !err;
-		if (err == -ETIMEDOUT)
-			err = 0;
-	} else {
-		err = engine_reached(fs->engine, m->seq, level, &reached);
-	}
-	m->arg = reached;
 	put_behind(fs, m, level);
+	if (waits(m))
+		return 0;
+	err = engine_reached(fs->engine, m->seq, level, &reached);
+	m->arg = reached;
 	return err;
 }
 
@@ -131,11 +134,10 @@ static int do_evict(struct fs *fs, struct control_msg *m)
 static int do_drain(struct fs *fs, struct control_msg *m)
 {
 	enum level level = (enum level)CONTROL_LEVEL(m->arg);
-	int err = engine_drain(fs->engine, level, WAIT_MS);
+	int err = engine_seal_all(fs->engine, &m->seq);
 
-	m->arg = !err;
 	put_behind(fs, m, level);
-	return err == -ETIMEDOUT ? 0 : err;
+	return err;
 }
 
 static const struct {
@@ -201,14 +203,30 @@ void control_job_end(struct control *c)
 	mutex_unlock(&c->lock);
 }
 
+static void wait_done(void *arg, int err)
+{
+	struct job *job = arg;
+
+	job->msg.arg = !err;
+	answer(job, err == -ETIMEDOUT ? 0 : err);
+}
+
 static void *job_main(void *arg)
 {
 	struct job *job = arg;
-	struct control *c = job->fs->control;
+	struct control_msg *m = &job->msg;
+	struct fs *fs = job->fs;
+	int err;
 
-	job->msg.len = 0;
-	answer(job, ops[job->msg.op].run(job->fs, &job->msg));
-	control_job_end(c);
+	m->len = 0;
+	err = ops[m->op].run(fs, m);
+	if (!err && waits(m))
+		engine_when_reached(fs->engine, m->seq,
+				    (enum level)CONTROL_LEVEL(m->arg), WAIT_MS,
+				    wait_done, job);
+	else
+		answer(job, err);
+	control_job_end(fs->control);
 	return NULL;
 }
 

@@ -67,6 +67,25 @@ def coming_and_going(folder, make, n=50):
         job.result()
 
 
+CONTROL_PATH_STATE, CONTROL_SEAL, CONTROL_REACHED = 2, 3, 4
+CONTROL_WAIT = 0x100
+_CONTROL = struct.Struct("=IIiI5Q8192s")
+_CONTROL_NAMES = ("version", "op", "err", "len", "ino", "seq", "arg", "offset",
+                  "total", "text")
+_libc.ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
+
+
+def control(fd, op, ino=0, seq=0, arg=0):
+    """What ckptctl asks the daemon (fs/control.h): the answer, by name."""
+    buf = ctypes.create_string_buffer(
+        _CONTROL.pack(1, op, 0, 0, ino, seq, arg, 0, 0, b""), _CONTROL.size)
+    _check(_libc.ioctl(fd, 3 << 30 | _CONTROL.size << 16 | ord("C") << 8 | 1,
+                       buf))
+    answer = dict(zip(_CONTROL_NAMES, _CONTROL.unpack(buf.raw)))
+    answer["text"] = answer["text"][:answer["len"]]
+    return answer
+
+
 def rename2(old, new, flags=0):
     _check(_libc.renameat2(AT_FDCWD, os.fsencode(old), AT_FDCWD,
                            os.fsencode(new), flags))

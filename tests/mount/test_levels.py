@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """dram, nvme, remote: how far a thing has come, and waiting for it."""
+import errno
 import json
 import os
+import threading
 import time
 
 import pytest
 
-from calls import coming_and_going, noise, opened, read, write, write_all
+from calls import (CONTROL_REACHED, CONTROL_WAIT, coming_and_going, control,
+                   noise, opened, read, write, write_all)
 from mounted import PATIENCE, until
 
 MB = 1 << 20
@@ -162,6 +165,32 @@ def test_wait_is_for_what_was_sealed_then(fresh):
         write_all(fd, noise(MB))
         m.wait("nvme", timeout=20)
         assert state(m.path / "f") == "nvme"
+
+
+def test_many_wait(fresh):
+    """None is sent away, nor anybody else, because others wait already."""
+    m = fresh(flush_rate="1M")
+    write(m.path / "f", noise(6 * MB))
+    seq = m.status()["tiers"][0]["seq"]
+    fd = os.open(m.path, os.O_RDONLY)
+    over = time.monotonic() + 1
+    answers = []
+
+    def wait():
+        while time.monotonic() < over:
+            answers.append(control(fd, CONTROL_REACHED, seq=seq,
+                                   arg=CONTROL_WAIT | 1)["err"])
+            if answers[-1]:
+                time.sleep(0.05)
+    threads = [threading.Thread(target=wait) for _ in range(40)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    os.close(fd)
+    assert set(answers) <= {0, -errno.EAGAIN}
+    assert len(answers) >= 40
+    assert answers.count(-errno.EAGAIN) < len(answers) / 10
 
 
 def test_wait_says_when_time_is_over(fresh):

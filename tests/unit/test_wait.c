@@ -67,6 +67,34 @@ static bool nobody_waits(struct engine *e)
 	return yes;
 }
 
+static _Atomic int n_told, last_err;
+
+static void told(void *arg, int err)
+{
+	(void)arg;
+	last_err = err;
+	n_told++;
+}
+
+/* Any number of them, and no thread for each. */
+static void many(struct engine *e, uint64_t seq)
+{
+	struct timespec ms = { .tv_nsec = 1000000 };
+
+	for (int i = 0; i < 1000; i++)
+		engine_when_reached(e, seq, LEVEL_NVME, 5 + i % 7, told, NULL);
+	for (int i = 0; i < 20000 && n_told < 1000; i++)
+		nanosleep(&ms, NULL);
+	CHECK_EQ(n_told, 1000);
+	CHECK_EQ(last_err, -ETIMEDOUT);
+	engine_when_reached(e, UINT64_MAX, LEVEL_NVME, 5, told, NULL);
+	CHECK_EQ(n_told, 1001);
+	CHECK_EQ(last_err, -EINVAL);
+	engine_when_reached(e, seq, LEVEL_DRAM, 5, told, NULL);
+	CHECK_EQ(n_told, 1002);
+	CHECK_EQ(last_err, 0);
+}
+
 int main(void)
 {
 	struct engine *e;
@@ -82,8 +110,11 @@ int main(void)
 	CHECK(nobody_waits(e));
 	CHECK_EQ(engine_wait(e, UINT64_MAX, LEVEL_NVME, 5), -EINVAL);
 	CHECK_EQ(engine_wait(e, UINT64_MAX, LEVEL_DRAM, -1), -EINVAL);
+	many(e, seq);
 	CHECK(nobody_waits(e));
+	engine_when_reached(e, seq, LEVEL_NVME, 1000000, told, NULL);
 	engine_stop(e, 0);
+	CHECK_EQ(n_told, 1003); /* it was reached, or the end was told */
 
 	e = start(0);
 	CHECK_EQ(engine_wait(e, seq, LEVEL_NVME, 20000), 0);
