@@ -43,7 +43,7 @@ int ctl_fail(const char *fmt, ...) PRINTF(1, 2);
 bool ctl_on_fuse(const char *path);
 
 struct ctl_mount {
-	int fd; /* the mount's root */
+	int fd; /* of path, or of the directory it lies in */
 	char *root;
 	char *path; /* resolved; what was asked about */
 	uint64_t ino;

@@ -118,7 +118,20 @@ static int walk_up(char *root, dev_t dev)
 	}
 }
 
-static int open_root(struct ctl_mount *m)
+/* The path, or where it lies: the path is resolved, so it names that. */
+static int open_dir(const char *path, bool is_dir)
+{
+	CLEANUP(free_p) char *dir = strdup(path);
+	char *slash = dir ? strrchr(dir, '/') : NULL;
+
+	if (!dir)
+		return -1;
+	if (!is_dir && slash)
+		slash[slash == dir] = '\0';
+	return open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+static int open_mount(struct ctl_mount *m)
 {
 	struct stat st, root;
 	int err;
@@ -135,13 +148,13 @@ static int open_root(struct ctl_mount *m)
 	if (!m->root)
 		return ctl_fail("out of memory");
 	err = walk_up(m->root, st.st_dev);
-	if (err)
+	if (err || stat(m->root, &root))
 		return ctl_fail("cannot find the mount of '%s': %s", m->path,
-				strerror(-err));
-	m->fd = open(m->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (m->fd < 0 || fstat(m->fd, &root))
-		return ctl_fail("cannot open the mount '%s': %s", m->root,
-				strerror(errno));
+				strerror(err ? -err : errno));
+	m->fd = open_dir(m->path, S_ISDIR(st.st_mode));
+	if (m->fd < 0)
+		return ctl_fail("cannot open '%s', or where it lies: %s",
+				m->path, strerror(errno));
 	m->is_root = root.st_ino == st.st_ino;
 	return 0;
 }
@@ -152,7 +165,7 @@ int ctl_mount_open(const char *path, struct ctl_mount *out)
 	int status = choose_path(path, &m.path);
 
 	if (!status)
-		status = open_root(&m);
+		status = open_mount(&m);
 	if (status)
 		ctl_mount_close(&m);
 	else

@@ -5,6 +5,7 @@
  */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -131,6 +132,27 @@ static void print_row(const json_t *o, const char *name)
 	putchar('\n');
 }
 
+/* Of what lies in a directory the daemon tells whoever has opened that. */
+static int ask_child(const struct ctl_mount *mnt, const struct dirent *d,
+		     json_t **out)
+{
+	struct ctl_mount child = *mnt;
+	int status;
+
+	if (d->d_type != DT_DIR)
+		return ctl_call_json(mnt, CONTROL_PATH_STATE, d->d_ino, out);
+	child.fd = openat(mnt->fd, d->d_name,
+			  O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (child.fd < 0 && errno == ENOENT)
+		return -ENOENT;
+	if (child.fd < 0)
+		return ctl_fail("'%s/%s': %s", mnt->path, d->d_name,
+				strerror(errno));
+	status = ctl_call_json(&child, CONTROL_PATH_STATE, 0, out);
+	close_p(&child.fd);
+	return status;
+}
+
 static int print_child(const struct ctl_mount *mnt, const struct dirent *d)
 {
 	json_t *o;
@@ -139,7 +161,7 @@ static int print_child(const struct ctl_mount *mnt, const struct dirent *d)
 	if (strcmp(d->d_name, ".") == 0 || strcmp(d->d_name, "..") == 0 ||
 	    (d->d_type != DT_REG && d->d_type != DT_DIR))
 		return 0;
-	status = ctl_call_json(mnt, CONTROL_PATH_STATE, d->d_ino, &o);
+	status = ask_child(mnt, d, &o);
 	if (status)
 		return status == -ENOENT ? 0 : status; /* gone since */
 	print_row(o, d->d_name);
@@ -156,8 +178,9 @@ static int print_children(const struct ctl_mount *mnt)
 	if (n < 0)
 		return ctl_fail("cannot list '%s'", mnt->path);
 	for (int i = 0; i < n; i++) {
-		if (!status)
-			status = print_child(mnt, list[i]);
+		/* One that may not be looked into does not hide the others. */
+		if (print_child(mnt, list[i]))
+			status = CTL_ERROR;
 		free(list[i]);
 	}
 	free(list);

@@ -159,7 +159,31 @@ static const struct {
 
 #define N_OPS (sizeof(ops) / sizeof(ops[0]))
 
-static int check(const struct fs *fs, const struct control_msg *m, uid_t uid)
+static int is_in(void *arg, uint64_t parent, const char *name)
+{
+	(void)name;
+	return parent == *(const uint64_t *)arg;
+}
+
+/*
+ * Inode numbers can be guessed: only of what lies in a directory that the asker
+ * has opened is anything told, and of other directories nothing.
+ */
+static int may_ask(const struct fs *fs, uint64_t dir, uint64_t ino)
+{
+	struct inode_rec rec;
+	int r;
+
+	if (!ino || ino == dir)
+		return 0;
+	r = view_inode(fs->view, ino, &rec);
+	if (!r && !S_ISDIR(rec.mode))
+		r = view_names(fs->view, ino, is_in, &dir);
+	return r < 0 ? r : r ? 0 : -ENOENT;
+}
+
+static int check(const struct fs *fs, const struct control_msg *m, uint64_t dir,
+		 uid_t uid)
 {
 	if (m->version != CONTROL_VERSION)
 		return -EPROTO;
@@ -172,7 +196,9 @@ static int check(const struct fs *fs, const struct control_msg *m, uid_t uid)
 	if (ops[m->op].has_level && CONTROL_LEVEL(m->arg) == LEVEL_REMOTE &&
 	    !fs->options->remote)
 		return -ENODEV;
-	return ino_is_hidden(m->ino) && m->ino ? -ENOENT : 0;
+	if (ino_is_hidden(m->ino) && m->ino)
+		return -ENOENT;
+	return may_ask(fs, dir, m->ino);
 }
 
 /* ---- jobs ------------------------------------------------------------- */
@@ -255,9 +281,14 @@ int control_job_start(struct control *c, void *(*run)(void *arg), void *arg)
 	return err;
 }
 
-static void start_job(struct job *job)
+/* dir: on which the ioctl is done. */
+static void start_job(struct job *job, uint64_t dir)
 {
-	int err = check(job->fs, &job->msg, fuse_req_ctx(job->req)->uid);
+	struct control_msg *m = &job->msg;
+	int err = check(job->fs, m, dir, fuse_req_ctx(job->req)->uid);
+
+	if (m->op == CONTROL_PATH_STATE && !m->ino)
+		m->ino = dir;
 
 	if (!err)
 		err = control_job_start(job->fs->control, job_main, job);
@@ -291,5 +322,5 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
 	job->req = req;
 	job->fs = fs_of(req);
 	memcpy(&job->msg, in_buf, sizeof(job->msg));
-	start_job(job);
+	start_job(job, ino);
 }

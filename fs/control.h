@@ -2,7 +2,9 @@
 /*
  * The control ioctl: how ckptctl talks to the daemon. It is done on a
  * directory of the mount, so whoever may not see the mount cannot ask, and
- * the kernel says truly who asks. Shared by both programs; depends on nothing
+ * the kernel says truly who asks. It is about all of the mount, or about that
+ * directory, or about something in it that is no directory: of other inodes it
+ * is -ENOENT, so that nobody asks about what he could not open. Shared by both programs; depends on nothing
  * else here.
  *
  * The same struct goes in and comes out. The ioctl itself fails only where
@@ -29,7 +31,7 @@ struct control_msg {
 	uint32_t op;      /* enum control_op */
 	int32_t err;      /* out: 0 or -errno */
 	uint32_t len;     /* bytes in text */
-	uint64_t ino;     /* in: what it is about; 0: all */
+	uint64_t ino;     /* in: what it is about; 0: all of the mount */
 	uint64_t seq;     /* in or out: a sequence number */
 	uint64_t arg;     /* see the operations */
 	uint64_t offset;  /* see the operations */
@@ -41,7 +43,8 @@ enum control_op {
 	/* Out: JSON text, from offset on; total: its length. Read again from
 	 * the start if total changed between two pieces. */
 	CONTROL_STATUS = 1,
-	/* In: ino. Out: JSON text, as above, of a file or a whole tree. */
+	/* In: ino (0: the directory itself). Out: JSON text, as above, of a
+	 * file or a whole tree. */
 	CONTROL_PATH_STATE = 2,
 	/* Settles what was closed. Out: seq, the largest number in the tree at
 	 * ino (0 or the root: the newest there is). */

@@ -10,7 +10,8 @@ import subprocess
 
 import pytest
 
-from calls import errno_of, opened, read, write
+from calls import (CONTROL_PATH_STATE, CONTROL_SEAL, control, errno_of,
+                   opened, read, write)
 from user import OTHER, as_root, in_child
 
 A, B = 1001, OTHER  # two users; the tests are root's
@@ -264,3 +265,65 @@ def test_control_is_for_owner_and_root(m, mode, d):
                 ctl("evict", d).returncode, ctl("drain", d).returncode]
 
     assert in_child(child, B) == [0, 0, 1, 1]
+
+
+@pytest.mark.root
+def test_control_tells_what_may_be_listed(m, mode, d):
+    """Inode numbers are easy to guess."""
+    if mode == "plain":
+        pytest.skip("a plain directory has none")
+    for name, bits in (("private", 0o700), ("public", 0o755)):
+        (d / name / "sub").mkdir(parents=True)
+        write(d / name / "f", b"x" * 12345)
+        os.chmod(d / name, bits)
+    inos = {p: os.stat(p).st_ino for p in d.rglob("*")}
+
+    def child():
+        told = set()
+        for folder in (m.path, d, d / "public", d / "public" / "sub"):
+            fd = os.open(folder, os.O_RDONLY)
+            assert control(fd, CONTROL_PATH_STATE)["err"] == 0
+            for path, ino in inos.items():
+                for op in (CONTROL_PATH_STATE, CONTROL_SEAL):
+                    answer = control(fd, op, ino=ino)
+                    if answer["err"] == 0:
+                        told.add((folder, path))
+                    else:
+                        assert answer["err"] == -errno.ENOENT
+            os.close(fd)
+        return told
+
+    public = d / "public"
+    assert in_child(child, B) == {(public, public), (public, public / "f"),
+                                  (public / "sub", public / "sub")}
+
+
+@pytest.mark.root
+def test_ctl_where_the_root_cannot_be_listed(m, mode, d):
+    if mode == "plain":
+        pytest.skip("a plain directory has none")
+
+    def ctl(*words):
+        return subprocess.run([m.bin / "ckptctl", *words],
+                              capture_output=True, text=True)
+
+    def child():
+        write(d / "mine" / "f", b"x")
+        return [ctl(*words).returncode for words in (
+            ("status", d / "mine"), ("status", d / "mine" / "f", "--json"),
+            ("wait", d / "mine" / "f"), ("tensors", d / "mine"),
+            ("status", m.path), ("status", d))]
+
+    for name in ("mine", "locked"):
+        (d / name).mkdir()
+    os.chown(d / "mine", B, B)
+    os.chmod(d / "locked", 0o700)
+    before = os.stat(m.path).st_mode & 0o7777
+    os.chmod(m.path, 0o711)
+    try:
+        # No tensors are in it; the root is not his; one row is missing.
+        assert in_child(child, B) == [0, 0, 0, 1, 1, 1]
+        r = in_child(lambda: ctl("status", d), B)
+        assert "locked" in r.stderr and "mine" in r.stdout
+    finally:
+        os.chmod(m.path, before)
