@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -36,43 +37,74 @@ const char *ctl_error_text(int err)
 	}
 }
 
-static bool is_ckptfs_line(char *line, char **point)
+/* As \040 for a blank, in mountinfo. */
+static void unescape(char *s)
 {
-	char *save = NULL, *type = strstr(line, " - fuse.ckptfs ");
+	char *to = s;
 
-	*point = NULL;
-	if (!type)
-		return false;
-	for (int i = 0; i < 5; i++)
-		*point = strtok_r(i ? NULL : line, " ", &save);
-	return *point != NULL;
+	for (; *s; s++)
+		if (s[0] == '\\' && s[1] && s[2] && s[3]) {
+			*to++ = (char)((s[1] - '0') << 6 | (s[2] - '0') << 3 |
+				       (s[3] - '0'));
+			s += 3;
+		} else {
+			*to++ = *s;
+		}
+	*to = '\0';
 }
 
-/* The only ckptfs mount; malloc'ed. */
-static int only_mount(char **out)
+static bool is_ckptfs_line(char *line, char **point, dev_t *dev)
 {
-	CLEANUP(free_p) char *line = NULL;
+	char *field[5], *save = NULL;
+	unsigned major, minor;
+
+	if (!strstr(line, " - fuse.ckptfs "))
+		return false;
+	for (int i = 0; i < 5; i++)
+		if (!(field[i] = strtok_r(i ? NULL : line, " ", &save)))
+			return false;
+	if (sscanf(field[2], "%u:%u", &major, &minor) != 2)
+		return false;
+	*dev = makedev(major, minor);
+	*point = field[4];
+	unescape(*point);
+	return true;
+}
+
+/* The ckptfs that the working directory lies on, else the only one there is;
+ * malloc'ed. */
+static int default_path(char **out)
+{
+	CLEANUP(free_p) char *line = NULL, *found = NULL;
 	FILE *f = fopen("/proc/self/mountinfo", "re");
-	char *point, *found = NULL;
+	bool in_one = false;
+	struct stat here;
 	size_t room = 0;
 	unsigned n = 0;
+	char *point;
+	dev_t dev;
 
+	if (stat(".", &here))
+		here.st_dev = 0;
 	while (f && getline(&line, &room, f) > 0)
-		if (is_ckptfs_line(line, &point)) {
+		if (is_ckptfs_line(line, &point, &dev)) {
+			in_one |= dev == here.st_dev;
 			free(found);
 			found = strdup(point);
 			n++;
 		}
 	if (f)
 		fclose(f);
-	if (n == 1 && found) {
-		*out = found;
-		return 0;
+	if (in_one) {
+		free(found);
+		found = realpath(".", NULL);
+	} else if (n > 1) {
+		return ctl_fail("%u ckptfs are mounted: give a PATH on one of "
+				"them",
+				n);
 	}
-	free(found);
-	if (!n)
-		return ctl_fail("no ckptfs is mounted here");
-	return ctl_fail("%u ckptfs are mounted: give a PATH on one of them", n);
+	*out = MOVE(found);
+	return *out ? 0 : ctl_fail("no ckptfs is mounted here");
 }
 
 bool ctl_on_fuse(const char *path)
@@ -84,10 +116,8 @@ bool ctl_on_fuse(const char *path)
 
 static int choose_path(const char *path, char **out)
 {
-	if (!path && !ctl_on_fuse("."))
-		return only_mount(out);
 	if (!path)
-		path = ".";
+		return default_path(out);
 	*out = realpath(path, NULL);
 	if (*out)
 		return 0;

@@ -45,6 +45,33 @@ def test_status_of_a_mount(fresh, mode):
         assert word in text
 
 
+def test_without_a_path(fresh, mode):
+    """The only mount there is, whatever is in its name."""
+    if mode == "user":
+        pytest.skip("needs root's unshare")
+    m = fresh()
+    m.stop()
+    m.path = m.base / "a b"
+    m.path.mkdir()
+    m.start()
+    (m.path / "d").mkdir()
+    only = """
+        mapfile -t lines </proc/self/mountinfo
+        for line in "${lines[@]}"; do
+            read -r _ _ _ _ point _ <<<"$line"
+            case $line in
+            *a\\\\040b\\ *) ;;
+            *\\ -\\ fuse.ckptfs\\ *) umount -l "$point" ;;
+            esac
+        done
+        cd "$1" && exec "$2" status --json"""
+    for folder, key, value in (("/", "mountpoint", str(m.path)),
+                               (m.path / "d", "type", "tree")):
+        r = m.run(["unshare", "-m", "bash", "-c", only, "-", folder,
+                   m.bin / "ckptctl"])
+        assert json.loads(r.stdout)[key] == value
+
+
 def test_watermarks_are_ordered_and_move(fresh):
     m = fresh(remote=True)
     last = [0, 0, 0]
