@@ -23,7 +23,7 @@
 #include <stdint.h>
 #include <sys/ioctl.h>
 
-#define CONTROL_VERSION 1
+#define CONTROL_VERSION 2
 #define CONTROL_TEXT_LEN 8192
 
 struct control_msg {

@@ -78,7 +78,7 @@ _libc.ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
 def control(fd, op, ino=0, seq=0, arg=0):
     """What ckptctl asks the daemon (fs/control.h): the answer, by name."""
     buf = ctypes.create_string_buffer(
-        _CONTROL.pack(1, op, 0, 0, ino, seq, arg, 0, 0, b""), _CONTROL.size)
+        _CONTROL.pack(2, op, 0, 0, ino, seq, arg, 0, 0, b""), _CONTROL.size)
     _check(_libc.ioctl(fd, 3 << 30 | _CONTROL.size << 16 | ord("C") << 8 | 1,
                        buf))
     answer = dict(zip(_CONTROL_NAMES, _CONTROL.unpack(buf.raw)))
