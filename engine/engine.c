@@ -457,6 +457,12 @@ bool engine_has_lost(const struct engine *e, uint32_t lineage, uint64_t seq)
 
 /* ---- stop ------------------------------------------------------------- */
 
+void engine_end_fetches(struct engine *e)
+{
+	if (e->fetcher)
+		fetcher_end(e->fetcher);
+}
+
 /* Every file still unsealed: the mount is gone, so nobody writes through it;
  * a mapping that lives on is asked by the probe. */
 static void mark_all_written(struct engine *e)

@@ -68,6 +68,12 @@ MUST_CHECK int engine_start(const struct engine_config *config, char *why,
  */
 void engine_stop(struct engine *e, int timeout_s);
 
+/*
+ * Whoever waits for bytes of the remote gets -ESHUTDOWN, now and from now on,
+ * also if it hangs. Before engine_stop(), so that no request stands in its way.
+ */
+void engine_end_fetches(struct engine *e);
+
 /* The databases; the engine's own until engine_stop(). */
 struct meta *engine_meta(struct engine *e);
 
@@ -133,28 +139,31 @@ void file_cancel(struct engine *e, uint64_t ino, uint64_t fh);
 /*
  * An existing regular file, also with O_TRUNC (which is done here, with its
  * times and set-id bits). May block: a version that must first have its own
- * copy elsewhere.
+ * copy elsewhere. patient: also until it has come from the remote.
  *
+ *   -EINPROGRESS  it has not, and patient is not set: nothing was done
+ *   -ESHUTDOWN    it will not: engine_end_fetches()
  *   -ESTALE   the inode is gone
  *   -EBADMSG  promoted from a slower tier, its checksum does not match
  *   -ENOSPC   written: no room
  *   -EIO      its only copy cannot be read
  */
 MUST_CHECK int file_open(struct engine *e, uint64_t ino, int flags,
-			 struct open_reply *out);
+			 bool patient, struct open_reply *out);
 /* FLUSH: one descriptor was closed. Returns an error that lost data, once. */
 MUST_CHECK int file_flush(struct engine *e, uint64_t ino, uint64_t fh);
 /* RELEASE: the handle is gone. */
 void file_release(struct engine *e, uint64_t ino, uint64_t fh);
 
 /*
- * A descriptor of the backing file for I/O by the daemon. Reading blocks
- * until [off, off + len) is there (files being fetched). Give it back with
+ * A descriptor of the backing file for I/O by the daemon: for reading, once
+ * [off, off + len) is there (files being fetched). Give it back with
  * file_return_fd() soon: while a writable one is borrowed, the file counts as
- * being written.
+ * being written. patient, -EINPROGRESS, -ESHUTDOWN: as file_open().
  */
-MUST_CHECK int file_borrow_fd(struct engine *e, uint64_t ino, uint64_t fh,
-			      bool write, uint64_t off, uint64_t len, int *fd);
+MUST_CHECK int file_borrow_read(struct engine *e, uint64_t ino, uint64_t off,
+				uint64_t len, bool patient, int *fd);
+MUST_CHECK int file_borrow_write(struct engine *e, uint64_t ino, int *fd);
 void file_return_fd(struct engine *e, uint64_t ino, bool write, int fd);
 /* As fallocate(2). The handle is writable. Size, times: as the kernel does. */
 MUST_CHECK int file_fallocate(struct engine *e, uint64_t ino, uint64_t fh,
@@ -169,7 +178,7 @@ bool file_is_writable(uint64_t fh);
 
 /* fh 0: by path (truncate(2)). Blocks like file_open(). */
 MUST_CHECK int file_truncate(struct engine *e, uint64_t ino, uint64_t fh,
-			     uint64_t size);
+			     uint64_t size, bool patient);
 /* Tells the backing file of an inode being written the times a user set
  * (UTIME_OMIT allowed), so that they survive its seal. Else does nothing. */
 void file_set_times(struct engine *e, uint64_t ino,

@@ -67,22 +67,33 @@ void inode_set_times_locked(struct inode *in, const struct timespec ts[2])
 		message_warning("cannot set times of a backing file: %m");
 }
 
-int file_borrow_fd(struct engine *e, uint64_t ino, uint64_t fh, bool write,
-		   uint64_t off, uint64_t len, int *fd)
+int file_borrow_write(struct engine *e, uint64_t ino, int *fd)
+{
+	struct inode *in = inode_find(e, ino);
+	int r;
+
+	if (!in)
+		return -EBADF;
+	mutex_lock(&in->lock);
+	r = writable_fd_locked(e, in, fd);
+	if (r == 0 && *fd != in->rw_fd)
+		in->n_borrowed++;
+	mutex_unlock(&in->lock);
+	inode_put(e, in);
+	return r;
+}
+
+int file_borrow_read(struct engine *e, uint64_t ino, uint64_t off, uint64_t len,
+		     bool patient, int *fd)
 {
 	struct inode *in = inode_find(e, ino);
 	struct fetch *fetch = NULL;
 	int r = 0;
 
-	(void)fh;
 	if (!in)
 		return -EBADF;
 	mutex_lock(&in->lock);
-	if (write) {
-		r = writable_fd_locked(e, in, fd);
-		if (r == 0 && *fd != in->rw_fd)
-			in->n_borrowed++;
-	} else if (in->ro_fd >= 0) {
+	if (in->ro_fd >= 0) {
 		*fd = in->ro_fd;
 	} else if (in->fetch) {
 		fetch = in->fetch; /* stays as long as the handle */
@@ -92,7 +103,7 @@ int file_borrow_fd(struct engine *e, uint64_t ino, uint64_t fh, bool write,
 	}
 	mutex_unlock(&in->lock);
 	if (fetch)
-		r = fetch_wait(fetch, off, len);
+		r = fetch_wait(fetch, off, len, patient);
 	inode_put(e, in);
 	return r;
 }
@@ -195,7 +206,8 @@ static int truncate_open(struct engine *e, uint64_t ino, uint64_t size)
 	return r;
 }
 
-int file_truncate(struct engine *e, uint64_t ino, uint64_t fh, uint64_t size)
+int file_truncate(struct engine *e, uint64_t ino, uint64_t fh, uint64_t size,
+		  bool patient)
 {
 	struct open_reply open;
 	int flags = O_WRONLY | (size == 0 ? O_TRUNC : 0);
@@ -205,7 +217,7 @@ int file_truncate(struct engine *e, uint64_t ino, uint64_t fh, uint64_t size)
 		return -EFBIG;
 	if (fh)
 		return truncate_open(e, ino, size);
-	r = file_open(e, ino, flags, &open);
+	r = file_open(e, ino, flags, patient, &open);
 	if (r < 0)
 		return r;
 	r = truncate_open(e, ino, size);

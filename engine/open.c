@@ -212,7 +212,7 @@ static void pass_the_door(struct engine *e)
 /* Until the sealed content of in is somewhere else than where it would be
  * written. */
 static int wait_for_content(struct engine *e, struct inode *in,
-			    uint64_t version)
+			    uint64_t version, bool patient)
 {
 	struct fetch *f = NULL;
 	int r;
@@ -223,12 +223,13 @@ static int wait_for_content(struct engine *e, struct inode *in,
 	mutex_unlock(&in->lock);
 	if (!f)
 		return version_wait_flushed(e, version);
-	r = fetch_wait_ended(f);
+	r = fetch_wait_ended(f, patient);
 	fetch_put(f);
 	return r;
 }
 
-int file_open(struct engine *e, uint64_t ino, int flags, struct open_reply *out)
+int file_open(struct engine *e, uint64_t ino, int flags, bool patient,
+	      struct open_reply *out)
 {
 	struct inode *in;
 	uint64_t wait_for = 0;
@@ -252,7 +253,7 @@ int file_open(struct engine *e, uint64_t ino, int flags, struct open_reply *out)
 		mutex_unlock(&in->lock);
 		if (r != -EAGAIN)
 			break;
-		r = wait_for_content(e, in, wait_for);
+		r = wait_for_content(e, in, wait_for, patient);
 		if (r < 0)
 			break;
 	}

@@ -39,6 +39,8 @@ bool restore_is_done(const struct meta *m);
 struct fetcher;
 MUST_CHECK int fetcher_new(struct meta *m, struct remote *r,
 			   struct fetcher **out);
+/* Whoever waits gets -ESHUTDOWN, now and from now on. Does not block. */
+void fetcher_end(struct fetcher *fr);
 /*
  * Stops all fetches: their waiters and their done() get -ESHUTDOWN. Bounded,
  * also when the remote hangs. Afterwards neither meta nor a tier is touched;
@@ -73,13 +75,15 @@ MUST_CHECK int fetch_start(struct fetcher *fr,
 /* Descriptor to read from, valid until fetch_put(). */
 int fetch_fd(const struct fetch *f);
 uint64_t fetch_dst_id(const struct fetch *f);
-/* Blocks until [off, off + len) (clipped to the size) is there and its
- * checksum right; moves the fetch there. -EBADMSG, -EIO, -ETIMEDOUT … */
-MUST_CHECK int fetch_wait(struct fetch *f, uint64_t off, uint64_t len);
+/* Until [off, off + len) (clipped to the size) is there and its checksum
+ * right; moves the fetch there. -EBADMSG, -EIO, -ETIMEDOUT …; -EINPROGRESS: it
+ * is not, and patient is not set; -ESHUTDOWN: fetcher_end() */
+MUST_CHECK int fetch_wait(struct fetch *f, uint64_t off, uint64_t len,
+			  bool patient);
 /* After done(): 0, or why not all is there. -EAGAIN: it still runs. */
 MUST_CHECK int fetch_result(struct fetch *f);
-/* Blocks until then. */
-MUST_CHECK int fetch_wait_ended(struct fetch *f);
+/* Until then; patient, -EINPROGRESS, -ESHUTDOWN: as above. */
+MUST_CHECK int fetch_wait_ended(struct fetch *f, bool patient);
 /* One more hold; returns f. */
 struct fetch *fetch_get(struct fetch *f);
 /* Gives the caller's hold back; the fetch goes on to its end by itself. */
@@ -88,7 +92,8 @@ void fetch_put(struct fetch *f);
 /*
  * For readers that want some ranges of a remote-only version and not all of
  * it: a fetch that no thread works on and that has no file. Blocks until the
- * object is found; errors as of a fetch. fetch_put() it.
+ * object is found; errors as of a fetch. fetch_put() it. All that blocks here
+ * ends at fetcher_end(), also if the remote hangs: -ESHUTDOWN.
  */
 MUST_CHECK int ranges_open(struct fetcher *fr, const char *path,
 			   const struct copy_rec *copy, struct fetch **out);

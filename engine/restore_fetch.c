@@ -39,7 +39,7 @@ static void fetch_free(struct fetch *f)
 	struct fetcher *fr = f->fr;
 
 	if (f->object)
-		fr->r->ops->close_object(f->object);
+		object_close(fr->r, f->object);
 	if (f->fd >= 0)
 		close(f->fd);
 	free(f->chunks);
@@ -124,8 +124,8 @@ static int make_file(struct fetch *f)
 	return err;
 }
 
-static int fetch_new(struct fetcher *fr, const struct fetch_config *config,
-		     struct fetch **out)
+int fetch_new(struct fetcher *fr, const struct fetch_config *config,
+	      struct fetch **out)
 {
 	struct fetch *f = calloc(1, sizeof(*f));
 	int err;
@@ -186,45 +186,7 @@ int fetch_start(struct fetcher *fr, const struct fetch_config *config,
 	return 0;
 }
 
-/* ---- ranges ----------------------------------------------------------- */
-
-int ranges_open(struct fetcher *fr, const char *path,
-		const struct copy_rec *copy, struct fetch **out)
-{
-	struct fetch_config config = { .path = path, .copy = *copy };
-	struct fetch *f;
-	int err = fetch_new(fr, &config, &f);
-
-	if (err)
-		return err;
-	f->refs = 1; /* no thread's */
-	err = fetch_find(f, &f->object);
-	if (err)
-		fetch_put(f);
-	else
-		*out = f;
-	return err;
-}
-
-int ranges_read_chunk(struct fetch *f, size_t i, void *buf, size_t *len)
-{
-	int err = fetch_read_chunk(f, i, buf);
-
-	if (err)
-		return err;
-	*len = fetch_chunk_len(f, i);
-	f->fr->bytes += *len;
-	return 0;
-}
-
-int ranges_peek(struct fetch *f, void *buf, size_t len, uint64_t off)
-{
-	int err = fetch_read_range(f, f->object, buf, len, off);
-
-	if (!err)
-		f->fr->bytes += len;
-	return err;
-}
+/* ---- waiting ---------------------------------------------------------- */
 
 /* 0: there; 1: not yet. */
 static int look_locked(struct fetcher *fr, struct fetch *f, size_t i)
@@ -239,6 +201,8 @@ static int look_locked(struct fetcher *fr, struct fetch *f, size_t i)
 		return -EBADMSG;
 	if (f->err)
 		return f->err;
+	if (fr->stop)
+		return -ESHUTDOWN;
 	if (c->state == TODO && !c->wanted) {
 		c->wanted = true;
 		f->n_wanted++;
@@ -248,7 +212,7 @@ static int look_locked(struct fetcher *fr, struct fetch *f, size_t i)
 	return 1;
 }
 
-int fetch_wait(struct fetch *f, uint64_t off, uint64_t len)
+int fetch_wait(struct fetch *f, uint64_t off, uint64_t len, bool patient)
 {
 	struct fetcher *fr = f->fr;
 	size_t i, last;
@@ -262,10 +226,10 @@ int fetch_wait(struct fetch *f, uint64_t off, uint64_t len)
 	last = (size_t)((off + len - 1) / CHUNK_LEN);
 	mutex_lock(&fr->lock);
 	for (; i <= last && !err; i++)
-		while ((err = look_locked(fr, f, i)) == 1)
+		while ((err = look_locked(fr, f, i)) == 1 && patient)
 			pthread_cond_wait(&fr->changed, &fr->lock.m);
 	mutex_unlock(&fr->lock);
-	return err;
+	return err == 1 ? -EINPROGRESS : err;
 }
 
 int fetch_result(struct fetch *f)
@@ -280,15 +244,21 @@ int fetch_result(struct fetch *f)
 	return err;
 }
 
-int fetch_wait_ended(struct fetch *f)
+int fetch_wait_ended(struct fetch *f, bool patient)
 {
 	struct fetcher *fr = f->fr;
+	bool stop;
+	int err;
 
 	mutex_lock(&fr->lock);
-	while (!f->ended)
+	while (!f->ended && patient && !fr->stop)
 		pthread_cond_wait(&fr->changed, &fr->lock.m);
+	stop = fr->stop;
 	mutex_unlock(&fr->lock);
-	return fetch_result(f);
+	err = fetch_result(f);
+	if (err == -EAGAIN)
+		err = stop ? -ESHUTDOWN : -EINPROGRESS;
+	return err;
 }
 
 struct fetch *fetch_get(struct fetch *f)
@@ -321,6 +291,15 @@ int fetcher_new(struct meta *m, struct remote *r, struct fetcher **out)
 	return err;
 }
 
+void fetcher_end(struct fetcher *fr)
+{
+	mutex_lock(&fr->lock);
+	fr->stop = true;
+	pthread_cond_broadcast(&fr->work);
+	pthread_cond_broadcast(&fr->changed);
+	mutex_unlock(&fr->lock);
+}
+
 static bool stop_threads(struct fetcher *fr)
 {
 	struct timespec until;
@@ -329,10 +308,8 @@ static bool stop_threads(struct fetcher *fr)
 
 	clock_gettime(CLOCK_MONOTONIC, &until);
 	until.tv_sec += FETCH_PATIENCE_S;
+	fetcher_end(fr);
 	mutex_lock(&fr->lock);
-	fr->stop = true;
-	pthread_cond_broadcast(&fr->work);
-	pthread_cond_broadcast(&fr->changed);
 	while (fr->n_threads && rc != ETIMEDOUT)
 		rc = pthread_cond_timedwait(&fr->changed, &fr->lock.m, &until);
 	fr->abandoned = abandoned = fr->n_threads != 0;

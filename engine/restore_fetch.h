@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Between restore_fetch.c (fetches and who holds them), restore_task.c (the
- * threads that work on them) and restore_chunk.c (one chunk from the remote).
+ * threads that work on them), restore_ranges.c (fetches without a file) and
+ * restore_chunk.c (one chunk from the remote).
  */
 #ifndef CKPT_ENGINE_RESTORE_FETCH_H
 #define CKPT_ENGINE_RESTORE_FETCH_H
@@ -81,7 +82,16 @@ MUST_CHECK int fetch_threads(struct fetcher *fr);
 /* Ends an active fetch that nobody else works on any more. */
 void fetch_finish(struct fetch *f, int err);
 
+/* ---- restore_ranges.c ------------------------------------------------- */
+
+/* In a thread of its own: a remote that hangs may hang in this, too. */
+void object_close(struct remote *r, struct remote_object *o);
+
 /* ---- restore_fetch.c -------------------------------------------------- */
+
+/* As for fetch_start(), but nobody works on it; two refs. */
+MUST_CHECK int fetch_new(struct fetcher *fr, const struct fetch_config *config,
+			 struct fetch **out);
 
 /* Gives one of refs back: the last one frees. Any thread. */
 void fetcher_put(struct fetcher *fr);

@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 
+#include "fs/errand.h"
 #include "fs/event.h"
 #include "fs/hidden.h"
 
@@ -146,31 +147,48 @@ static void tell_backing(struct fs *fs, uint64_t ino,
 	file_set_times(fs->engine, ino, ts);
 }
 
+static bool set_attr(const struct errand *w, bool patient)
+{
+	struct attr_change c = { .attr = &w->attr,
+				 .to_set = w->flags,
+				 .now = fs_now_ns() };
+	struct fs *fs = fs_of(w->req);
+	int err = 0;
+
+	/* HANDLE_KILLPRIV_V2: these are ours to take, whoever asks. */
+	if (c.to_set & (FUSE_SET_ATTR_SIZE | OWNERS | KILLS))
+		err = inode_kill_caps(fs, w->ino);
+	if (!err && c.to_set & FUSE_SET_ATTR_SIZE)
+		err = file_truncate(fs->engine, w->ino, w->fi.fh,
+				    (uint64_t)c.attr->st_size, patient);
+	if (err == -EINPROGRESS)
+		return false;
+	if (!err && c.to_set & TIMES)
+		tell_backing(fs, w->ino, &c);
+	if (!err && c.to_set & CHANGES)
+		err = commit_change(fs, w->ino, &c);
+	if (err)
+		reply_result(w->req, err);
+	else
+		reply_attr(w->req, w->ino);
+	return true;
+}
+
 void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		struct fuse_file_info *fi)
 {
-	struct attr_change c = { .attr = attr,
-				 .to_set = to_set,
-				 .now = fs_now_ns() };
-	struct fs *fs = fs_of(req);
-	int err = 0;
+	struct errand w = { .run = set_attr,
+			    .req = req,
+			    .ino = ino,
+			    .attr = *attr,
+			    .flags = to_set };
 
+	if (fi)
+		w.fi = *fi;
 	if (ino_is_hidden(ino))
-		err = ino_is_tensor(ino) ? -EROFS : -EPERM;
-	/* HANDLE_KILLPRIV_V2: these are ours to take, whoever asks. */
-	if (!err && to_set & (FUSE_SET_ATTR_SIZE | OWNERS | KILLS))
-		err = inode_kill_caps(fs, ino);
-	if (!err && to_set & FUSE_SET_ATTR_SIZE)
-		err = file_truncate(fs->engine, ino, fi ? fi->fh : 0,
-				    (uint64_t)attr->st_size);
-	if (!err && to_set & TIMES)
-		tell_backing(fs, ino, &c);
-	if (!err && to_set & CHANGES)
-		err = commit_change(fs, ino, &c);
-	if (err)
-		reply_result(req, err);
+		reply_result(req, ino_is_tensor(ino) ? -EROFS : -EPERM);
 	else
-		reply_attr(req, ino);
+		errand_do(&w);
 }
 
 void op_statfs(fuse_req_t req, fuse_ino_t ino)

@@ -10,7 +10,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "fs/fs.h"
+#include "fs/errand.h"
 #include "fs/hidden.h"
 
 /* What one request copies at most, so that it does not hold a thread for
@@ -96,29 +96,50 @@ static ssize_t copy_fds(int in, off_t off_in, int out, off_t off_out,
 	return copy_bounce(in, off_in, out, off_out, len);
 }
 
-struct side {
-	uint64_t ino, fh;
-	off_t off;
-};
-
-static ssize_t copy(struct fs *fs, const struct side *from,
-		    const struct side *to, size_t len)
+static ssize_t copy(struct fs *fs, const struct errand *w, size_t len,
+		    bool patient)
 {
 	ssize_t n;
 	int in, out;
-	int err = file_borrow_fd(fs->engine, from->ino, from->fh, false,
-				 (uint64_t)from->off, len, &in);
+	int err = file_borrow_read(fs->engine, w->ino, (uint64_t)w->off, len,
+				   patient, &in);
 
 	if (err)
 		return err;
-	err = file_borrow_fd(fs->engine, to->ino, to->fh, true,
-			     (uint64_t)to->off, len, &out);
+	err = file_borrow_write(fs->engine, w->ino_out, &out);
 	if (!err) {
-		n = copy_fds(in, from->off, out, to->off, len);
-		file_return_fd(fs->engine, to->ino, true, out);
+		n = copy_fds(in, w->off, out, w->off_out, len);
+		file_return_fd(fs->engine, w->ino_out, true, out);
 	}
-	file_return_fd(fs->engine, from->ino, false, in);
+	file_return_fd(fs->engine, w->ino, false, in);
 	return err ? err : n;
+}
+
+static bool copy_range(const struct errand *w, bool patient)
+{
+	struct fs *fs = fs_of(w->req);
+	size_t len = w->size;
+	struct inode_rec rec;
+	ssize_t n;
+	/* Only as much as is there: room is leased for what is asked. */
+	int err = engine_stat(fs->engine, w->ino, &rec, NULL);
+
+	if (!err && (uint64_t)w->off >= rec.size)
+		len = 0;
+	else if (!err && len > rec.size - (uint64_t)w->off)
+		len = rec.size - (uint64_t)w->off;
+	if (len > COPY_MAX)
+		len = COPY_MAX;
+	n = err ? err : 0;
+	if (!err && len)
+		n = copy(fs, w, len, patient);
+	if (n == -EINPROGRESS)
+		return false;
+	if (n < 0)
+		reply_result(w->req, (int)n);
+	else
+		reply_written(w->req, w->ino_out, w->fi_out.fh, (size_t)n);
+	return true;
 }
 
 void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
@@ -126,30 +147,17 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 			off_t off_out, struct fuse_file_info *fi_out,
 			size_t len, int flags)
 {
-	struct side from = { .ino = ino_in, .fh = fi_in->fh, .off = off_in };
-	struct side to = { .ino = ino_out, .fh = fi_out->fh, .off = off_out };
-	struct fs *fs = fs_of(req);
-	struct inode_rec rec;
-	ssize_t n;
-	int err;
-
 	if (flags || ino_is_hidden(ino_in) || ino_is_hidden(ino_out)) {
 		reply_result(req, -EINVAL);
 		return;
 	}
-	/* Only as much as is there: room is leased for what is asked. */
-	err = engine_stat(fs->engine, ino_in, &rec, NULL);
-	if (!err && (uint64_t)off_in >= rec.size)
-		len = 0;
-	else if (!err && len > rec.size - (uint64_t)off_in)
-		len = rec.size - (uint64_t)off_in;
-	if (len > COPY_MAX)
-		len = COPY_MAX;
-	n = err ? err : 0;
-	if (!err && len)
-		n = copy(fs, &from, &to, len);
-	if (n < 0)
-		reply_result(req, (int)n);
-	else
-		reply_written(req, ino_out, fi_out->fh, (size_t)n);
+	(void)fi_in;
+	errand_do(&(struct errand){ .run = copy_range,
+				    .req = req,
+				    .ino = ino_in,
+				    .off = off_in,
+				    .ino_out = ino_out,
+				    .off_out = off_out,
+				    .size = len,
+				    .fi_out = *fi_out });
 }

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 
 #include "fs/capture.h"
+#include "fs/errand.h"
 #include "fs/node.h"
 
 /* Door held. */
@@ -53,7 +54,7 @@ static int create_file(struct fs *fs, struct node *node, int flags,
 
 /* Somebody was faster. */
 static int open_existing(struct fs *fs, const struct fuse_ctx *ctx,
-			 const struct dentry_rec *d, int flags,
+			 const struct dentry_rec *d, int flags, bool patient,
 			 struct open_reply *out)
 {
 	int err;
@@ -63,7 +64,7 @@ static int open_existing(struct fs *fs, const struct fuse_ctx *ctx,
 	if (!S_ISREG(d->type))
 		return S_ISDIR(d->type) ? -EISDIR : -ESTALE;
 	err = open_kills_priv(fs, d->ino, flags, ctx->uid);
-	return err ? err : file_open(fs->engine, d->ino, flags, out);
+	return err ? err : file_open(fs->engine, d->ino, flags, patient, out);
 }
 
 static void reply_create(fuse_req_t req, uint64_t ino,
@@ -82,31 +83,43 @@ static void reply_create(fuse_req_t req, uint64_t ino,
 	file_release(fs->engine, ino, o->fh);
 }
 
+static bool create_or_open(const struct errand *w, bool patient)
+{
+	const struct fuse_ctx *ctx = fuse_req_ctx(w->req);
+	struct fuse_file_info fi = w->fi;
+	struct fs *fs = fs_of(w->req);
+	struct open_reply o;
+	struct node node;
+	uint64_t ino = 0;
+	int err = node_init(fs, ctx, w->ino, w->name,
+			    S_IFREG | (w->mode & 07777), &node);
+
+	if (!err) {
+		ino = node.rec.ino;
+		err = create_file(fs, &node, fi.flags, &o);
+	}
+	if (err == -EEXIST) {
+		ino = node.d.ino;
+		err = open_existing(fs, ctx, &node.d, fi.flags, patient, &o);
+	}
+	if (err == -EINPROGRESS)
+		return false;
+	if (err)
+		reply_result(w->req, err);
+	else
+		reply_create(w->req, ino, &fi, &o);
+	return true;
+}
+
 void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	       struct fuse_file_info *fi)
 {
-	const struct fuse_ctx *ctx = fuse_req_ctx(req);
-	struct fs *fs = fs_of(req);
-	struct open_reply o;
-	struct node node;
-	uint64_t ino;
-	int err = node_init(fs, ctx, parent, name, S_IFREG | (mode & 07777),
-			    &node);
-
-	if (err) {
-		reply_result(req, err);
-		return;
-	}
-	ino = node.rec.ino;
-	err = create_file(fs, &node, fi->flags, &o);
-	if (err == -EEXIST) {
-		ino = node.d.ino;
-		err = open_existing(fs, ctx, &node.d, fi->flags, &o);
-	}
-	if (err)
-		reply_result(req, err);
-	else
-		reply_create(req, ino, fi, &o);
+	errand_do(&(struct errand){ .run = create_or_open,
+				    .req = req,
+				    .ino = parent,
+				    .name = name,
+				    .mode = mode,
+				    .fi = *fi });
 }
 
 /* What mknod made was written by nobody; closing it makes it a version. */

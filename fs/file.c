@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "fs/errand.h"
 #include "fs/hidden.h"
 #include "fs/passthrough.h"
 
@@ -33,30 +34,39 @@ int open_kills_priv(struct fs *fs, uint64_t ino, int flags, uid_t uid)
 	return err || uid == 0 ? err : inode_kill_set_id(fs, ino);
 }
 
+static bool open_file(const struct errand *w, bool patient)
+{
+	struct fuse_file_info fi = w->fi;
+	struct fs *fs = fs_of(w->req);
+	struct open_reply o;
+	int err = open_kills_priv(fs, w->ino, fi.flags,
+				  fuse_req_ctx(w->req)->uid);
+
+	if (!err)
+		err = file_open(fs->engine, w->ino, fi.flags, patient, &o);
+	if (err == -EINPROGRESS)
+		return false;
+	if (err) {
+		reply_result(w->req, err);
+		return true;
+	}
+	fill_open(&fi, &o);
+	/* From now on stores may change it; what the kernel keeps is older. */
+	if (o.backing_id > 0 && (fi.flags & O_ACCMODE) == O_RDWR)
+		attr_changed(fs, w->ino);
+	/* -ENOENT: interrupted, the kernel will not release it. */
+	if (fuse_reply_open(w->req, &fi))
+		file_release(fs->engine, w->ino, o.fh);
+	return true;
+}
+
 void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	struct fs *fs = fs_of(req);
-	struct open_reply o;
-	int err;
-
-	if (ino_is_hidden(ino)) {
+	if (ino_is_hidden(ino))
 		hidden_open(req, ino, fi);
-		return;
-	}
-	err = open_kills_priv(fs, ino, fi->flags, fuse_req_ctx(req)->uid);
-	if (!err)
-		err = file_open(fs->engine, ino, fi->flags, &o);
-	if (err) {
-		reply_result(req, err);
-		return;
-	}
-	fill_open(fi, &o);
-	/* From now on stores may change it; what the kernel keeps is older. */
-	if (o.backing_id > 0 && (fi->flags & O_ACCMODE) == O_RDWR)
-		attr_changed(fs, ino);
-	/* -ENOENT: interrupted, the kernel will not release it. */
-	if (fuse_reply_open(req, fi))
-		file_release(fs->engine, ino, o.fh);
+	else
+		errand_do(&(struct errand){
+			.run = open_file, .req = req, .ino = ino, .fi = *fi });
 }
 
 void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -121,8 +131,8 @@ void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset,
 }
 
 /* A file still being fetched has holes that are none: wait for all of it. */
-static int seek(struct fs *fs, uint64_t ino, uint64_t fh, off_t *off,
-		int whence)
+static int seek(struct fs *fs, uint64_t ino, off_t *off, int whence,
+		bool patient)
 {
 	struct inode_rec rec;
 	off_t res;
@@ -133,8 +143,8 @@ static int seek(struct fs *fs, uint64_t ino, uint64_t fh, off_t *off,
 		return err;
 	if ((uint64_t)*off >= rec.size)
 		return -ENXIO;
-	err = file_borrow_fd(fs->engine, ino, fh, false, (uint64_t)*off,
-			     rec.size - (uint64_t)*off, &fd);
+	err = file_borrow_read(fs->engine, ino, (uint64_t)*off,
+			       rec.size - (uint64_t)*off, patient, &fd);
 	if (err)
 		return err;
 	res = lseek(fd, *off, whence);
@@ -146,15 +156,30 @@ static int seek(struct fs *fs, uint64_t ino, uint64_t fh, off_t *off,
 	return err;
 }
 
+static bool seek_file(const struct errand *w, bool patient)
+{
+	off_t off = w->off;
+	int err = seek(fs_of(w->req), w->ino, &off, w->flags, patient);
+
+	if (err == -EINPROGRESS)
+		return false;
+	if (err)
+		reply_result(w->req, err);
+	else
+		fuse_reply_lseek(w->req, off);
+	return true;
+}
+
 void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence,
 	      struct fuse_file_info *fi)
 {
-	int err = -EINVAL;
-
-	if (!ino_is_hidden(ino) && (whence == SEEK_DATA || whence == SEEK_HOLE))
-		err = seek(fs_of(req), ino, fi->fh, &off, whence);
-	if (err)
-		reply_result(req, err);
+	(void)fi;
+	if (ino_is_hidden(ino) || (whence != SEEK_DATA && whence != SEEK_HOLE))
+		reply_result(req, -EINVAL);
 	else
-		fuse_reply_lseek(req, off);
+		errand_do(&(struct errand){ .run = seek_file,
+					    .req = req,
+					    .ino = ino,
+					    .off = off,
+					    .flags = whence });
 }

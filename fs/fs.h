@@ -37,6 +37,7 @@ static inline double attr_keep_s(bool keeps)
 
 struct options;
 struct control;
+struct errands;
 struct tensor_tree;
 
 /* All immutable once the first request is served. */
@@ -49,7 +50,8 @@ struct fs {
 	struct expected *expected; /* sizes of new files (capture.h) */
 	struct tensor_tree *tensors;
 	struct fuse_session *session;
-	uid_t owner; /* whoever mounted it */
+	struct errands *errands; /* errand.h */
+	uid_t owner;             /* whoever mounted it */
 	gid_t group;
 	int64_t started_ns;
 	bool want_passthrough; /* ask the kernel for it at INIT */

@@ -17,7 +17,8 @@
 #include "fs/session.h"
 #include "metadata/log_message.h"
 
-/* fsync is answered by callbacks; threads are for opens that must wait. */
+/* fsync is answered by callbacks, what the remote must give by errands; threads
+ * are for opens that must wait for a flush. */
 #define MAX_THREADS 256
 #define IDLE_MIN 4u
 #define IDLE_MOST 16u

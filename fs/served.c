@@ -6,32 +6,43 @@
  */
 #include <errno.h>
 
-#include "fs/fs.h"
+#include "fs/errand.h"
 #include "fs/hidden.h"
+
+static bool read_file(const struct errand *w, bool patient)
+{
+	struct fuse_bufvec buf = FUSE_BUFVEC_INIT(w->size);
+	struct engine *e = fs_of(w->req)->engine;
+	int fd;
+	int err = file_borrow_read(e, w->ino, (uint64_t)w->off, w->size,
+				   patient, &fd);
+
+	if (err == -EINPROGRESS)
+		return false;
+	if (err) {
+		reply_result(w->req, err);
+		return true;
+	}
+	buf.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
+	buf.buf[0].fd = fd;
+	buf.buf[0].pos = w->off;
+	/* Never SPLICE_MOVE: it would take the pages from the backing file. */
+	fuse_reply_data(w->req, &buf, 0);
+	file_return_fd(e, w->ino, false, fd);
+	return true;
+}
 
 void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 	     struct fuse_file_info *fi)
 {
-	struct fuse_bufvec buf = FUSE_BUFVEC_INIT(size);
-	struct engine *e = fs_of(req)->engine;
-	int fd;
-	int err;
-
-	if (ino_is_hidden(ino)) {
+	if (ino_is_hidden(ino))
 		hidden_read(req, ino, size, off, fi);
-		return;
-	}
-	err = file_borrow_fd(e, ino, fi->fh, false, (uint64_t)off, size, &fd);
-	if (err) {
-		reply_result(req, err);
-		return;
-	}
-	buf.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
-	buf.buf[0].fd = fd;
-	buf.buf[0].pos = off;
-	/* Never SPLICE_MOVE: it would take the pages from the backing file. */
-	fuse_reply_data(req, &buf, 0);
-	file_return_fd(e, ino, false, fd);
+	else
+		errand_do(&(struct errand){ .run = read_file,
+					    .req = req,
+					    .ino = ino,
+					    .size = size,
+					    .off = off });
 }
 
 struct sync_write {
@@ -79,8 +90,7 @@ void op_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *bufv,
 	int err = -EBADF;
 
 	if (!ino_is_hidden(ino))
-		err = file_borrow_fd(e, ino, fi->fh, true, (uint64_t)off, size,
-				     &fd);
+		err = file_borrow_write(e, ino, &fd);
 	if (err) {
 		reply_result(req, err);
 		return;

@@ -12,6 +12,7 @@
 
 #include "fs/capture.h"
 #include "fs/control_serve.h"
+#include "fs/errand.h"
 #include "fs/mountpoint.h"
 #include "fs/passthrough.h"
 #include "fs/session.h"
@@ -212,6 +213,8 @@ static void end(struct session *s)
 {
 	if (s->is_mounted)
 		leave_nothing(s);
+	engine_end_fetches(s->fs.engine);
+	errands_free(s->fs.errands);
 	control_stop(s->fs.control);
 	expected_free(s->fs.expected);
 	tensor_tree_free(s->fs.tensors);
@@ -235,6 +238,8 @@ int session_run(const struct options *o, struct startup *startup)
 	err = control_start(&s.fs, &s.fs.control);
 	if (!err)
 		err = expected_new(&s.fs.expected);
+	if (!err)
+		err = errands_new(&s.fs.errands);
 	if (!err)
 		err = tensor_tree_new(&s.fs, &s.fs.tensors);
 	if (!err)

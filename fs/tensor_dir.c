@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "fs/errand.h"
 #include "fs/tensor_handle.h"
 #include "fs/tensor_name.h"
 
@@ -98,48 +99,78 @@ static int list(struct listing *l, uint64_t ino, off_t off,
 	return err > 0 ? 0 : err;
 }
 
-void tensor_opendir(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
+static bool open_dir(const struct errand *w, bool patient)
 {
+	struct fuse_file_info fi = w->fi;
 	struct tensor_handle *h = NULL;
-	struct fs *fs = fs_of(req);
+	struct fs *fs = fs_of(w->req);
 	struct inode_rec rec;
-	int err = view_inode(fs->view, tensor_real_ino(ino), &rec);
+	int err;
 
+	if (!patient)
+		return false;
+	err = view_inode(fs->view, tensor_real_ino(w->ino), &rec);
 	if (!err)
 		err = tensor_handle_new(fs->tensors->handles, &h);
 	if (!err && S_ISREG(rec.mode))
 		err = tensors_open(fs->engine, rec.ino, 0, &h->tensors);
 	if (!err && h->tensors)
-		err = tensor_may_list(req, h->tensors);
+		err = tensor_may_list(w->req, h->tensors);
 	if (err) {
 		tensor_handle_close(h);
-		reply_result(req, tensor_error(err));
-		return;
+		reply_result(w->req, tensor_error(err));
+		return true;
 	}
 	listing_end(fs, &h->end, 0);
-	fi->fh = (uintptr_t)h;
-	if (fuse_reply_open(req, fi))
+	fi.fh = (uintptr_t)h;
+	if (fuse_reply_open(w->req, &fi))
 		tensor_handle_close(h);
+	return true;
+}
+
+void tensor_opendir(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
+{
+	errand_do(&(struct errand){
+		.run = open_dir, .req = req, .ino = ino, .fi = *fi });
+}
+
+static void reply_listing(const struct errand *w, bool plus)
+{
+	CLEANUP(free_p) char *buf = malloc(w->size);
+	struct tensor_handle *h = tensor_handle_of(&w->fi);
+	struct listing l = { .req = w->req,
+			     .fs = fs_of(w->req),
+			     .buf = buf,
+			     .size = w->size,
+			     .plus = plus,
+			     .end = listing_end(fs_of(w->req), &h->end,
+						w->off) };
+	int err = -ENOMEM;
+
+	if (buf)
+		err = list(&l, w->ino, w->off,
+			   h->tensors ? tensors_table(h->tensors) : NULL);
+	if (err && !l.used)
+		reply_result(w->req, err);
+	else
+		fuse_reply_buf(w->req, buf, l.used);
+}
+
+static bool read_dir(const struct errand *w, bool patient)
+{
+	if (patient)
+		reply_listing(w, w->flags);
+	return patient;
 }
 
 void tensor_readdir(fuse_req_t req, uint64_t ino, size_t size, off_t off,
 		    const struct fuse_file_info *fi, bool plus)
 {
-	CLEANUP(free_p) char *buf = malloc(size);
-	struct tensor_handle *h = tensor_handle_of(fi);
-	struct listing l = { .req = req,
-			     .fs = fs_of(req),
-			     .buf = buf,
-			     .size = size,
-			     .plus = plus,
-			     .end = listing_end(fs_of(req), &h->end, off) };
-	int err = -ENOMEM;
-
-	if (buf)
-		err = list(&l, ino, off,
-			   h->tensors ? tensors_table(h->tensors) : NULL);
-	if (err && !l.used)
-		reply_result(req, err);
-	else
-		fuse_reply_buf(req, buf, l.used);
+	errand_do(&(struct errand){ .run = read_dir,
+				    .req = req,
+				    .ino = ino,
+				    .size = size,
+				    .off = off,
+				    .flags = plus,
+				    .fi = *fi });
 }

@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "fs/errand.h"
 #include "fs/tensor_handle.h"
 
 /* Of deflated tensors that are decoded at once, all handles together; beyond
@@ -208,26 +209,36 @@ static int open_node(fuse_req_t req, uint64_t ino, struct tensor_handle **out,
 	return 0;
 }
 
-void tensor_open_file(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
+static bool open_file(const struct errand *w, bool patient)
 {
+	struct fuse_file_info fi = w->fi;
 	struct tensor_handle *h = NULL;
 	bool keep;
 	int err;
 
-	if ((fi->flags & O_ACCMODE) != O_RDONLY || fi->flags & O_TRUNC)
-		err = -EROFS;
-	else if (!(ino & TENSOR_NODE_BIT))
-		err = -EISDIR;
-	else
-		err = open_node(req, ino, &h, &keep);
+	if (!patient)
+		return false;
+	err = open_node(w->req, w->ino, &h, &keep);
 	if (err) {
-		reply_result(req, err);
-		return;
+		reply_result(w->req, err);
+		return true;
 	}
-	fi->fh = (uintptr_t)h;
-	fi->keep_cache = keep;
-	if (fuse_reply_open(req, fi))
+	fi.fh = (uintptr_t)h;
+	fi.keep_cache = keep;
+	if (fuse_reply_open(w->req, &fi))
 		tensor_handle_close(h);
+	return true;
+}
+
+void tensor_open_file(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
+{
+	if ((fi->flags & O_ACCMODE) != O_RDONLY || fi->flags & O_TRUNC)
+		reply_result(req, -EROFS);
+	else if (!(ino & TENSOR_NODE_BIT))
+		reply_result(req, -EISDIR);
+	else
+		errand_do(&(struct errand){
+			.run = open_file, .req = req, .ino = ino, .fi = *fi });
 }
 
 /* ---- read ------------------------------------------------------------- */
@@ -289,26 +300,44 @@ static int read_at(struct tensor_handle *h, uint8_t *buf, size_t len,
 		       : read_image(h, buf + n, len - n, off + n - h->head_len);
 }
 
-void tensor_read(fuse_req_t req, size_t size, off_t off,
-		 const struct fuse_file_info *fi)
+static void reply_read(const struct errand *w)
 {
-	struct tensor_handle *h = tensor_handle_of(fi);
+	struct tensor_handle *h = tensor_handle_of(&w->fi);
 	CLEANUP(free_p) uint8_t *buf = NULL;
+	uint64_t off = (uint64_t)w->off;
+	size_t size = w->size;
 	int err = 0;
 
-	if ((uint64_t)off >= h->size)
+	if (off >= h->size)
 		size = 0;
-	else if (size > h->size - (uint64_t)off)
-		size = (size_t)(h->size - (uint64_t)off);
+	else if (size > h->size - off)
+		size = (size_t)(h->size - off);
 	buf = malloc(size ? size : 1);
 	if (!buf)
 		err = -ENOMEM;
 	else if (size)
-		err = read_at(h, buf, size, (uint64_t)off);
+		err = read_at(h, buf, size, off);
 	if (err)
-		reply_result(req, tensor_error(err) == -ENOENT
-					  ? -EIO
-					  : tensor_error(err));
+		reply_result(w->req, tensor_error(err) == -ENOENT
+					     ? -EIO
+					     : tensor_error(err));
 	else
-		fuse_reply_buf(req, (char *)buf, size);
+		fuse_reply_buf(w->req, (char *)buf, size);
+}
+
+static bool read_tensor(const struct errand *w, bool patient)
+{
+	if (patient)
+		reply_read(w);
+	return patient;
+}
+
+void tensor_read(fuse_req_t req, size_t size, off_t off,
+		 const struct fuse_file_info *fi)
+{
+	errand_do(&(struct errand){ .run = read_tensor,
+				    .req = req,
+				    .size = size,
+				    .off = off,
+				    .fi = *fi });
 }

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "fs/errand.h"
 #include "fs/tensor_handle.h"
 #include "fs/tensor_name.h"
 
@@ -242,20 +243,30 @@ static int find(fuse_req_t req, uint64_t parent, const char *name,
 				 : -ENOTDIR;
 }
 
-void tensor_lookup(fuse_req_t req, uint64_t parent, const char *name)
+static bool look_up(const struct errand *w, bool patient)
 {
 	struct fuse_entry_param e = { .attr_timeout = TENSOR_KEEP_S,
 				      .entry_timeout = TENSOR_KEEP_S };
-	struct fs *fs = fs_of(req);
-	int err = find(req, parent, name, &e.ino);
+	struct fs *fs = fs_of(w->req);
+	int err;
 
+	if (!patient)
+		return false;
+	err = find(w->req, w->ino, w->name, &e.ino);
 	if (!err) {
 		err = tensor_stat(fs, e.ino, &e.attr);
 		if (err)
 			tensor_forget(fs, e.ino, 1);
 	}
 	if (err)
-		reply_result(req, err);
-	else if (fuse_reply_entry(req, &e))
+		reply_result(w->req, err);
+	else if (fuse_reply_entry(w->req, &e))
 		tensor_forget(fs, e.ino, 1); /* interrupted: not known */
+	return true;
+}
+
+void tensor_lookup(fuse_req_t req, uint64_t parent, const char *name)
+{
+	errand_do(&(struct errand){
+		.run = look_up, .req = req, .ino = parent, .name = name });
 }

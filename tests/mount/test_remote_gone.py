@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A remote that vanishes stops the remote watermark and nothing else."""
 import os
+import signal
+import struct
+import sys
+import threading
 import time
 
 import pytest
 
 from calls import noise, opened, read, write
-from mounted import PATIENCE, until
+from mounted import PATIENCE, Mounted, until
 from user import as_root
 
 MB = 1 << 20
@@ -206,3 +210,83 @@ def test_nothing_stays_staged(fresh):
     assert sorted(os.listdir(m.remote_dir)) == [
         ".ckptfs", "d", "e", "first"]
     until(lambda: not os.listdir(staged), 10)
+# ---- one that hangs -------------------------------------------------------
+
+# Many threads at once; each says so when it was answered.
+ASKERS = """
+import os, sys, threading
+def read():
+    fd = os.open(sys.argv[1], os.O_RDONLY)
+    os.pread(fd, 4096, 0)
+def rewrite():
+    os.close(os.open(sys.argv[1], os.O_RDWR))
+def tensors():
+    os.pread(os.open(sys.argv[1] + "/w.npy", os.O_RDONLY), 4096, 0)
+def go():
+    try:
+        globals()[sys.argv[2]]()
+    except OSError:
+        pass
+    os.write(1, b".")
+for _ in range(int(sys.argv[3])):
+    threading.Thread(target=go).start()
+"""
+
+
+def tensors_of(n):
+    head = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (n, n)
+    return struct.pack("<Q", len(head)) + head + noise(n)
+
+
+@pytest.fixture
+def hanging(mode, fresh):
+    """A mount with a file that only a remote has that does not answer, and
+    the process to wake up in the end."""
+    store = fresh()
+    (store.path / "r").mkdir()
+    with Mounted(mode, remote=f"dir:{store.path}/r") as m:
+        write(m.path / "f.safetensors", tensors_of(3 * MB))
+        m.wait("remote")
+        m.evict("remote", m.path / "f.safetensors")
+        store.process.send_signal(signal.SIGSTOP)
+        wake = threading.Timer(90 * PATIENCE, store.process.send_signal,
+                               [signal.SIGCONT])
+        wake.start()  # or a failure would hang, too
+        yield m
+        wake.cancel()
+        store.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.root
+@pytest.mark.modes("passthrough", "served")
+@pytest.mark.parametrize("how", ["read", "rewrite", "tensors"])
+def test_hangs(hanging, how):
+    """Those who ask for what only it has wait, however many they are, and
+    nobody else does; the daemon ends when it is told to."""
+    m = hanging
+    what = m.path / "f.safetensors"
+    if how == "tensors":
+        what = m.path / ".ckptfs" / "tensors" / "f.safetensors"
+    askers = m.popen([sys.executable, "-c", ASKERS, what, how, 300],
+                     stdout=-1)
+    try:
+        began = time.monotonic()
+        while time.monotonic() - began < 4 * PATIENCE:
+            start = time.monotonic()
+            write(m.path / "other", noise(70_000))
+            assert read(m.path / "other") == noise(70_000)
+            assert time.monotonic() - start < 3 * PATIENCE
+            time.sleep(0.1)
+        os.set_blocking(askers.stdout.fileno(), False)
+        assert not askers.stdout.read(), "it does not hang"
+        m.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        m.process.send_signal(signal.SIGTERM)  # without days of grace
+        assert m.ended(30) == 0
+        m.process = None
+        askers.wait(20 * PATIENCE)
+    finally:
+        askers.kill()
+        askers.wait()
+    m.start(remote=None)
+    assert read(m.path / "other") == noise(70_000)

@@ -11,12 +11,12 @@
 
 static char data[LEN];
 
-static void store(struct engine *e, uint64_t ino, uint64_t fh)
+static void store(struct engine *e, uint64_t ino)
 {
 	int fd;
 
 	memset(data, 7, LEN);
-	CHECK_EQ(file_borrow_fd(e, ino, fh, true, 0, LEN, &fd), 0);
+	CHECK_EQ(file_borrow_write(e, ino, &fd), 0);
 	CHECK_EQ(pwrite(fd, data, LEN, 0), LEN);
 	file_return_fd(e, ino, true, fd);
 }
@@ -44,8 +44,8 @@ static void read_back(struct engine *e, uint64_t ino)
 	static char got[LEN];
 	int fd;
 
-	CHECK_EQ(file_open(e, ino, O_RDONLY, &reply), 0);
-	CHECK_EQ(file_borrow_fd(e, ino, reply.fh, false, 0, LEN, &fd), 0);
+	CHECK_EQ(file_open(e, ino, O_RDONLY, true, &reply), 0);
+	CHECK_EQ(file_borrow_read(e, ino, 0, LEN, true, &fd), 0);
 	CHECK_EQ(pread(fd, got, LEN, 0), LEN);
 	CHECK(!memcmp(got, data, LEN));
 	file_return_fd(e, ino, false, fd);
@@ -60,7 +60,7 @@ static void one(bool commit)
 	uint64_t fh, seq, ino = create(e, "shard", &fh);
 	struct txn *t;
 
-	store(e, ino, fh);
+	store(e, ino);
 	t = begin_unlink(e, ino, fh);
 	nanosleep(&a_while, NULL); /* the settler's */
 	if (commit) {

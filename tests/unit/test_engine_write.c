@@ -11,14 +11,13 @@
 
 #include "tests/unit/engine_fixture.h"
 
-static void fill(struct engine *e, uint64_t ino, uint64_t fh, size_t len,
-		 int seed)
+static void fill(struct engine *e, uint64_t ino, size_t len, int seed)
 {
 	char *buf = malloc(len);
 	int fd;
 
 	memset(buf, seed, len);
-	CHECK(file_borrow_fd(e, ino, fh, true, 0, len, &fd) == 0);
+	CHECK(file_borrow_write(e, ino, &fd) == 0);
 	CHECK(pwrite(fd, buf, len, 0) == (ssize_t)len);
 	file_return_fd(e, ino, true, fd);
 	free(buf);
@@ -42,8 +41,8 @@ static void expect(struct engine *e, const char *name, size_t len, int seed)
 			  &d) == 0);
 	CHECK(engine_stat(e, d.ino, &rec, NULL) == 0);
 	CHECK(rec.size == len);
-	CHECK(file_open(e, d.ino, O_RDONLY, &reply) == 0);
-	CHECK(file_borrow_fd(e, d.ino, reply.fh, false, 0, len, &fd) == 0);
+	CHECK(file_open(e, d.ino, O_RDONLY, true, &reply) == 0);
+	CHECK(file_borrow_read(e, d.ino, 0, len, true, &fd) == 0);
 	CHECK(pread(fd, buf, len + 1, 0) == (ssize_t)len);
 	for (size_t i = 0; i < len; i++)
 		CHECK(buf[i] == (char)seed);
@@ -73,10 +72,10 @@ _Noreturn static void die_with_unsealed_content(void)
 	uint64_t fh, ino;
 
 	ino = create(e, "sealed", &fh);
-	fill(e, ino, fh, 5 << 20, 3);
+	fill(e, ino, 5 << 20, 3);
 	close_file(e, ino, fh);
 	ino = create(e, "unsealed", &fh);
-	fill(e, ino, fh, 100000, 4);
+	fill(e, ino, 100000, 4);
 	_exit(0);
 }
 
@@ -107,10 +106,10 @@ int main(int argc, char **argv)
 	      (int)sizeof(nvme));
 	e = start();
 	big = create(e, "big", &fh);
-	fill(e, big, fh, 9u << 20, 1);
+	fill(e, big, 9u << 20, 1);
 	close_file(e, big, fh);
 	small = create(e, "small", &fh);
-	fill(e, small, fh, 1000, 2);
+	fill(e, small, 1000, 2);
 	close_file(e, small, fh);
 	expect(e, "big", 9u << 20, 1);
 	CHECK(engine_drain(e, LEVEL_NVME, 20000) == 0);

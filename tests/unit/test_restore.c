@@ -204,11 +204,11 @@ static void fetches(struct fetcher *fr)
 	struct outcome o = { 0 }, o2 = { 0 };
 	struct fetch *f = start(fr, "step/big", &o);
 
-	CHECK_EQ(fetch_wait(f, 3 * CHUNK_LEN + 5, 100), 0);
+	CHECK_EQ(fetch_wait(f, 3 * CHUNK_LEN + 5, 100, true), 0);
 	check_range(f, big_fd, 3 * CHUNK_LEN + 5, 100);
-	CHECK_EQ(fetch_wait(f, 0, UINT64_MAX), 0);
+	CHECK_EQ(fetch_wait(f, 0, UINT64_MAX, true), 0);
 	check_range(f, big_fd, 0, BIG);
-	CHECK_EQ(fetch_wait(f, BIG + 5, 1), 0); /* behind the end */
+	CHECK_EQ(fetch_wait(f, BIG + 5, 1, true), 0); /* behind the end */
 	CHECK_SOON(o.told);
 	CHECK_EQ(o.err, 0);
 	CHECK(on_nvme(f));
@@ -227,7 +227,7 @@ static void fetches_what_is_not_verified(struct fetcher *fr)
 	struct fetch *f = start(fr, "foreign", &o);
 	char buf[16];
 
-	CHECK_EQ(fetch_wait(f, 0, 100), 0);
+	CHECK_EQ(fetch_wait(f, 0, 100, true), 0);
 	CHECK_EQ(pread(fetch_fd(f), buf, sizeof(buf), 0), 9);
 	CHECK(!memcmp(buf, "by others", 9));
 	CHECK_SOON(o.told);
@@ -259,7 +259,7 @@ static void finds_what_was_renamed(struct fetcher *fr)
 	commit_ok(t);
 	advance_all(w.m);
 	f = start(fr, "renamed/sub/f7", &o);
-	CHECK_EQ(fetch_wait(f, 0, 7), 0);
+	CHECK_EQ(fetch_wait(f, 0, 7, true), 0);
 	CHECK_SOON(o.told);
 	CHECK_EQ(o.err, 0);
 	fetch_put(f);
@@ -285,14 +285,14 @@ static void tells_of_a_broken_chunk(struct fetcher *fr)
 	close(fd);
 
 	f = start(fr, "renamed/big", &o);
-	CHECK_EQ(fetch_wait(f, 2 * CHUNK_LEN, 10), -EBADMSG);
-	CHECK_EQ(fetch_wait(f, 4 * CHUNK_LEN, 10), 0);
+	CHECK_EQ(fetch_wait(f, 2 * CHUNK_LEN, 10, true), -EBADMSG);
+	CHECK_EQ(fetch_wait(f, 4 * CHUNK_LEN, 10, true), 0);
 	check_range(f, big_fd, 4 * CHUNK_LEN, 10);
 	CHECK_SOON(o.told);
 	CHECK_EQ(o.err, -EBADMSG);
 	CHECK(!on_nvme(f));
-	CHECK_EQ(fetch_wait(f, 0, BIG), -EBADMSG);
-	CHECK_EQ(fetch_wait(f, 0, 10), 0);
+	CHECK_EQ(fetch_wait(f, 0, BIG, true), -EBADMSG);
+	CHECK_EQ(fetch_wait(f, 0, 10, true), 0);
 	fetch_put(f);
 }
 
@@ -303,7 +303,7 @@ static void tells_of_a_lost_object(struct fetcher *fr)
 
 	CHECK(!unlink(at(dir, "step/sub/f9")));
 	f = start(fr, "renamed/sub/f9", &o);
-	CHECK_EQ(fetch_wait(f, 0, 1), -EIO);
+	CHECK_EQ(fetch_wait(f, 0, 1, true), -EIO);
 	CHECK_SOON(o.told);
 	CHECK_EQ(o.err, -EIO);
 	CHECK(!on_nvme(f));
@@ -344,7 +344,7 @@ static void stops_although_it_hangs(void)
 	fetcher_free(fr);
 	CHECK(o.told);
 	CHECK_EQ(o.err, -ESHUTDOWN);
-	CHECK_EQ(fetch_wait(f, 0, 1), -ESHUTDOWN);
+	CHECK_EQ(fetch_wait(f, 0, 1, true), -ESHUTDOWN);
 	CHECK(!on_nvme(f));
 	hang = false;
 	CHECK_SOON(!n_hanging);

@@ -47,11 +47,11 @@ static uint8_t *content(int seed)
 	return p;
 }
 
-static void put(uint64_t ino, uint64_t fh, const void *buf, size_t len)
+static void put(uint64_t ino, const void *buf, size_t len)
 {
 	int fd;
 
-	CHECK(file_borrow_fd(e, ino, fh, true, 0, len, &fd) == 0);
+	CHECK(file_borrow_write(e, ino, &fd) == 0);
 	CHECK(pwrite(fd, buf, len, 0) == (ssize_t)len);
 	file_return_fd(e, ino, true, fd);
 }
@@ -78,7 +78,7 @@ static uint64_t make(const char *name, const void *buf, size_t len)
 	txn_put_dentry(t, META_ROOT_INO, name, rec.ino, S_IFREG);
 	file_log_create(e, t, rec.ino);
 	CHECK(engine_txn_commit(e, t, &seq) == 0);
-	put(rec.ino, reply.fh, buf, len);
+	put(rec.ino, buf, len);
 	close_file(rec.ino, reply.fh);
 	return rec.ino;
 }
@@ -212,8 +212,8 @@ static void turns_are_seen(bool flushed)
 		CHECK_EQ(engine_drain(e, LEVEL_NVME, 20000), 0);
 	open_reading(ino, &r);
 	CHECK_EQ(check_image(r.set, r.w, 4), 0);
-	CHECK_EQ(file_open(e, ino, O_RDWR, &o), 0);
-	put(ino, o.fh, p, FILE_LEN);
+	CHECK_EQ(file_open(e, ino, O_RDWR, true, &o), 0);
+	put(ino, p, FILE_LEN);
 	CHECK_EQ(check_image(r.set, r.w, 4), 0); /* still its version */
 	close_file(ino, o.fh);
 	open_reading(ino, &now);
