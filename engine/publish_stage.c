@@ -182,21 +182,49 @@ static int take_crcs(int fd, struct copy_rec *copy, struct remote_attr *a)
 	return compute_crcs(fd, a);
 }
 
-static int stage_from(struct publisher *p, struct stage_job *job, bool slow)
+static int open_bytes(struct publisher *p, struct stage_job *job, bool slow,
+		      int *fd)
 {
 	CLEANUP(copy_rec_fini) struct copy_rec copy = { 0 };
-	CLEANUP(close_p) int fd = -1;
-	int err = version_open_bytes(p->e, job->version, slow, &fd, &copy);
+	int err = version_open_bytes(p->e, job->version, slow, fd, &copy);
 
 	if (!err && copy.version)
 		job->attr.size = copy.size;
 	if (!err)
-		err = take_crcs(fd, &copy, &job->attr);
+		err = take_crcs(*fd, &copy, &job->attr);
+	return err == -ENOENT ? PUB_GONE : err;
+}
+
+/* One try. *ours: the error is not the remote's. */
+static int stage_once(struct publisher *p, struct stage_job *job, bool slow,
+		      bool *ours)
+{
+	CLEANUP(close_p) int fd = -1;
+	int err = open_bytes(p, job, slow, &fd);
+
+	*ours = err != 0;
+	if (!err)
+		err = remote_enter(p);
 	if (err)
-		return err == -ENOENT ? PUB_GONE : err;
-	return ON_REMOTE(p, job->path,
-			 p->r->ops->stage(p->r, &job->attr, fd,
-					  &p->bytes_done));
+		return err;
+	return remote_leave(p, p->r->ops->stage(p->r, &job->attr, fd,
+						&p->bytes_done));
+}
+
+/* Between two tries the bytes are not held: they may go meanwhile, and then
+ * nobody wants them there. */
+static int stage_from(struct publisher *p, struct stage_job *job, bool slow)
+{
+	struct attempt a = { .path = job->path };
+	bool ours;
+	int err;
+
+	do {
+		err = stage_once(p, job, slow, &ours);
+	} while (!ours && attempt_again(p, &a, &err));
+	if (ours)
+		goes_on(p, &a);
+	return err;
 }
 
 static int stage_bytes(struct publisher *p, struct stage_job *job)

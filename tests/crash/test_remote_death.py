@@ -347,3 +347,28 @@ def rest(m, here):
     for name in os.listdir(m.path):
         if name.endswith(".tmp") and "step" in name:
             mounted.drop(m.path / name)
+
+
+def put(path, n, seed):
+    """Overwritten in place, as trackers are, and on NVMe."""
+    with calls.opened(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) as fd:
+        calls.write_all(fd, calls.noise(n * MB, seed))
+        os.fsync(fd)
+
+
+@pytest.mark.limit(120)
+def test_full_and_too_large_for_it_is_removed(mode):
+    """What stops R goes on once nobody wants it; no room is held for it."""
+    m = small_remote(mode)
+    try:
+        with Small(m, 32):
+            m.start()
+            put(m.path / "big", 40, 1)
+            mounted.until(lambda: "big" in remote(m)["error"])
+            os.unlink(m.path / "big")
+            calls.write(m.path / "after", b"after")
+            m.wait("remote", timeout=40)
+            steps.same_as_remote(m.path, m.remote_dir)
+            m.stop()
+    finally:
+        m.close()
