@@ -30,6 +30,7 @@
 #define BACKOFF_MIN (50 * MS)
 #define BACKOFF_MAX (10 * SECOND)
 #define PATIENCE (5 * SECOND)
+#define PIN_PATIENCE (5 * SECOND)
 #define IDLE SECOND
 #define ROOM_EVERY (5 * SECOND)
 
@@ -100,6 +101,8 @@ int remote_leave(struct publisher *p, int err)
 	abandoned = p->abandoned;
 	pthread_cond_broadcast(&p->changed);
 	mutex_unlock(&p->lock);
+	if (!err || is_unlike(err))
+		p->moved_ns = now_ns();
 	if (!err)
 		/* It was done; only the answer got lost. */
 		err = FAULT("publish.answer", -EIO);
@@ -281,6 +284,28 @@ int checkpoint(struct publisher *p)
 	p->unsynced &= !sync;
 	goes_on(p, &p->over);
 	return 0;
+}
+
+/* ---- what must stay on NVMe ------------------------------------------- */
+
+void pin_all(struct publisher *p)
+{
+	p->pin_lapsed = false;
+	p->moved_ns = now_ns();
+	p->pin_version = UINT64_MAX;
+	p->pin = meta_nvme_seq(p->m);
+}
+
+void pin_view(struct publisher *p, const struct view *v)
+{
+	p->pin = view_seq(v);
+	/* What is sealed in v had its id before v was made. */
+	p->pin_version = meta_new_version(p->m);
+}
+
+void pin_nothing(struct publisher *p)
+{
+	p->pin = UINT64_MAX;
 }
 
 int note_copy(struct publisher *p, uint64_t version,
@@ -522,7 +547,7 @@ int publish_start(struct engine *e, struct meta *m, struct remote *r,
 	p->m = m;
 	p->r = remote_hold(r);
 	p->refs = 1;
-	p->pin = UINT64_MAX;
+	pin_nothing(p);
 	p->unsynced = true;
 	p->started_seq = meta_nvme_seq(m);
 	p->read_seq = p->done_seq = meta_remote_seq(m);
@@ -570,9 +595,20 @@ void publish_kick(struct publisher *p)
 	mutex_unlock(&p->lock);
 }
 
-uint64_t publish_pin(const struct publisher *p)
+bool publish_pins(struct publisher *p, uint64_t version, uint64_t dead_seq)
 {
-	return p->pin;
+	uint64_t bytes = p->bytes_done;
+
+	/* What fails begins anew again and again. */
+	if (bytes != p->moved_bytes && !p->n_failing)
+		p->moved_ns = now_ns();
+	p->moved_bytes = bytes;
+	if (dead_seq <= p->pin || version >= p->pin_version || p->pin_lapsed)
+		return false;
+	if (now_ns() - p->moved_ns < PIN_PATIENCE)
+		return true;
+	p->pin_lapsed = true;
+	return false;
 }
 
 void publish_status(struct publisher *p, struct publish_status *out)

@@ -27,9 +27,12 @@ MUST_CHECK int publish_start(struct engine *e, struct meta *m, struct remote *r,
 void publish_stop(struct publisher *p);
 /* D has moved, or somebody waits for R: do not linger. */
 void publish_kick(struct publisher *p);
-/* While the publisher reconciles up to this number, no NVMe copy of a
- * version made pointless after it may be deleted. UINT64_MAX: none. */
-uint64_t publish_pin(const struct publisher *p);
+/*
+ * Must the NVMe copy of a recorded version that was made pointless at dead_seq
+ * stay? Yes, as long as a step to a number before that may want it, and gets
+ * on: a remote that is full or away keeps no room from those who save.
+ */
+bool publish_pins(struct publisher *p, uint64_t version, uint64_t dead_seq);
 
 struct publish_status {
 	uint64_t bytes_done; /* ever, for rates */

@@ -95,11 +95,16 @@ struct publisher {
 	struct stage_queue queue;           /* guarded by lock */
 	struct publish_status status;       /* guarded by lock: all but
 					       bytes_done */
-	unsigned n_failing; /* guarded by lock: calls being retried */
-	unsigned n_running; /* guarded by lock: jobs in a stager */
+	_Atomic unsigned n_failing; /* set under lock: calls being retried */
+	unsigned n_running;         /* guarded by lock: jobs in a stager */
 
 	_Atomic uint64_t bytes_done;
-	_Atomic uint64_t pin;
+	/* The step's T; UINT64_MAX: there is none. Versions from pin_version on
+	 * are younger, whatever made them pointless. */
+	_Atomic uint64_t pin, pin_version;
+	_Atomic bool pin_lapsed;  /* what T wants may be gone */
+	_Atomic int64_t moved_ns; /* when the remote last did something */
+	uint64_t moved_bytes; /* the follower's: bytes_done at its last look */
 
 	/* The publisher thread's own. */
 	struct pub_events window;
@@ -124,6 +129,12 @@ struct publisher {
 };
 
 /* publish.c ---- */
+
+/* Nothing that the accepted state drops from now on goes, until a view of T
+ * is there: then T is its number. */
+void pin_all(struct publisher *p);
+void pin_view(struct publisher *p, const struct view *v);
+void pin_nothing(struct publisher *p);
 
 /* -ECANCELED: stop. Else remote_leave() must follow. */
 MUST_CHECK int remote_enter(struct publisher *p);

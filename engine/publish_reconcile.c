@@ -452,11 +452,11 @@ static int try(struct publisher *p, bool whole, bool last_try)
 	struct reconcile rc = { .p = p, .last_try = last_try };
 	int err;
 
-	p->pin = meta_nvme_seq(p->m);
+	pin_all(p);
 	err = meta_durable_view(p->m, &rc.v);
 	if (err)
 		return err;
-	p->pin = view_seq(rc.v);
+	pin_view(p, rc.v);
 	err = step(&rc, whole);
 	plan_fini(p, &rc.plan);
 	free(rc.fresh);
@@ -479,8 +479,10 @@ int reconcile(struct publisher *p, bool whole)
 		if (err != PUB_GONE)
 			break;
 		err = 0;
+		if (p->pin_lapsed)
+			i = 0; /* no wonder */
 	}
-	p->pin = UINT64_MAX;
+	pin_nothing(p);
 	if (!err)
 		replay_from_remote_seq(p);
 	return err;

@@ -108,10 +108,11 @@ static void delete_copies(struct engine *e, const uint64_t *versions, size_t n)
 			      n, strerror(-r));
 }
 
-static bool may_delete(struct engine *e, uint64_t dead_seq)
+static bool may_delete(struct engine *e, const struct dead *d)
 {
-	return dead_seq <= meta_nvme_seq(e->meta) &&
-	       (!e->publisher || dead_seq <= publish_pin(e->publisher));
+	return d->seq <= meta_nvme_seq(e->meta) &&
+	       !(e->publisher &&
+		 publish_pins(e->publisher, d->version, d->seq));
 }
 
 /* Those that may go, out of the list. */
@@ -123,7 +124,7 @@ static size_t take_dead(struct engine *e, uint64_t *versions, size_t max)
 	mutex_lock(&e->follow.lock);
 	for (d = STAILQ_FIRST(&e->follow.dead); d && n < max; d = next) {
 		next = STAILQ_NEXT(d, next);
-		if (!may_delete(e, d->seq))
+		if (!may_delete(e, d))
 			continue;
 		STAILQ_REMOVE(&e->follow.dead, d, dead, next);
 		versions[n++] = d->version;

@@ -372,3 +372,43 @@ def test_full_and_too_large_for_it_is_removed(mode):
             m.stop()
     finally:
         m.close()
+
+
+def nvme_used(m):
+    return m.status()["tiers"][1]["used"]
+
+
+@pytest.mark.limit(150)
+def test_full_while_it_catches_up(mode):
+    """A step to a later number that cannot get on keeps of the NVMe what it
+    needs, for a while, and nothing that was saved since."""
+    m = small_remote(mode)
+    try:
+        with Small(m, 32) as store:
+            m.start()
+            put(m.path / "ck", 1, 0)
+            m.wait("remote")
+            m.stop()
+            os.rename(store.at / ".ckptfs", store.at / "away")
+            m.start()
+            for i in range(1, 3):
+                put(m.path / "ck", 24, i)
+            put(m.path / "old", 60, "old")
+            m.stop()
+            with open(store.at / "filler", "wb") as f:
+                f.write(bytes(20 * MB))
+            os.rename(store.at / "away", store.at / ".ckptfs")
+            m.start()
+            mounted.until(lambda: "cannot publish" in remote(m)["error"])
+            base = nvme_used(m)
+            for i in range(3, 11):
+                put(m.path / "ck", 24, i)
+            mounted.until(lambda: nvme_used(m) < base + 60 * MB, 4)
+            os.unlink(m.path / "old")
+            mounted.until(lambda: nvme_used(m) < base - 30 * MB, 60)
+            os.unlink(store.at / "filler")
+            m.wait("remote", timeout=60)
+            steps.same_as_remote(m.path, m.remote_dir)
+            m.stop()
+    finally:
+        m.close()

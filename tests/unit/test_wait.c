@@ -45,7 +45,7 @@ static uint64_t save(struct engine *e)
 	txn_put_dentry(t, META_ROOT_INO, "f", rec.ino, S_IFREG);
 	file_log_create(e, t, rec.ino);
 	CHECK(engine_txn_commit(e, t, &seq) == 0);
-	CHECK(file_borrow_fd(e, rec.ino, reply.fh, true, 0, 8 << 20, &fd) == 0);
+	CHECK(file_borrow_write(e, rec.ino, &fd) == 0);
 	for (int i = 0; i < 8; i++)
 		CHECK(pwrite(fd, check_dir, PATH_MAX, i << 20) == PATH_MAX);
 	CHECK(ftruncate(fd, 8 << 20) == 0);
