@@ -23,7 +23,6 @@
 #include "engine/version.h"
 
 #define N_PLACES 4 /* that a read tries */
-#define PEEK_MAX 4096
 
 struct place {
 	unsigned refs; /* guarded by the source's lock */
@@ -342,15 +341,19 @@ static int peek(struct source *s, void *buf, size_t len, uint64_t off)
 
 static int scan_read(void *arg, void *buf, size_t len, uint64_t off)
 {
-	struct source *s = arg;
-	int r = len <= PEEK_MAX ? peek(s, buf, len, off) : 1;
+	return source_read(arg, buf, len, off);
+}
 
-	return r == 1 ? source_read(s, buf, len, off) : r;
+static int scan_peek(void *arg, void *buf, size_t len, uint64_t off)
+{
+	int r = peek(arg, buf, len, off);
+
+	return r == 1 ? source_read(arg, buf, len, off) : r;
 }
 
 void source_scanner(struct source *s, struct reader_source *out)
 {
-	*out = (struct reader_source){ .size = s->size,
-				       .read = scan_read,
-				       .arg = s };
+	*out = (struct reader_source){
+		.size = s->size, .read = scan_read, .peek = scan_peek, .arg = s
+	};
 }

@@ -40,9 +40,9 @@ MUST_CHECK int source_read(struct source *s, void *buf, size_t len,
 			   uint64_t off);
 /*
  * The same for a scan, valid until source_close(). Of a remote-only version,
- * short reads (4 KiB at most) are fetched alone and unchecked: a scan of a zip
- * makes one before each of its files, all over it. What is read in longer
- * pieces is checked, and so is every byte of a tensor.
+ * what is peeked at (the first bytes of a file that may have no tensors; in a
+ * zip a header before each of its files, all over it) is fetched alone and
+ * unchecked. All else is checked, and so is every byte of a tensor.
  */
 void source_scanner(struct source *s, struct reader_source *out);
 

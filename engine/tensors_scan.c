@@ -31,7 +31,7 @@ static int sniff(const struct reader_source *s, const char *name)
 {
 	uint8_t head[READER_HEAD_LEN];
 	size_t len = s->size < sizeof(head) ? (size_t)s->size : sizeof(head);
-	int r = s->read(s->arg, head, len, 0);
+	int r = s->peek(s->arg, head, len, 0);
 
 	if (r < 0)
 		return r;

@@ -33,6 +33,9 @@ struct reader_source {
 	/* Fill buf with [off, off + len), all of it or nothing; the range lies
 	 * within size. 0 or -errno, which the scan passes on. */
 	int (*read)(void *arg, void *buf, size_t len, uint64_t off);
+	/* The same, but perhaps not verified, where that is much cheaper: only
+	 * for what verified bytes confirm. NULL: there is no such way. */
+	int (*peek)(void *arg, void *buf, size_t len, uint64_t off);
 	void *arg;
 };
 

@@ -7,7 +7,9 @@
  * By place each member knows where the next thing in the file begins
  * (`fence`). What the directory says must end before that; and as the length
  * of a local header stands only in the header itself, zip_place() asks again.
- * So no two members share a byte, at the price of one small read a member.
+ * So no two members share a byte, at the price of one small read a member. That
+ * read may be unverified if the directory, which is not, confirms what it says:
+ * its member ends just where the next thing begins.
  */
 
 #include <errno.h>
@@ -29,6 +31,9 @@
 #define LOCAL_LEN 30
 #define LOCAL_SIGNATURE 0x04034b50
 #define FIELD64_ID 1
+#define DESCRIPTOR_LEN 16
+#define DESCRIPTOR64_LEN 24
+#define FLAG_DESCRIPTOR (1u << 3)
 
 /* Encrypted, patched, strongly encrypted, headers masked. */
 #define FLAGS_REFUSED (1u << 0 | 1u << 5 | 1u << 6 | 1u << 13)
@@ -426,19 +431,11 @@ bool zip_find(const struct zip *z, const char *name, size_t len, size_t *i)
 /* ---- members ---- */
 
 /* Sizes in the local header may be left to a descriptor behind the bytes. */
-int zip_place(struct zip *z, size_t i, uint64_t *off)
+static int place_of(const struct entry *e, const uint8_t *local, uint64_t *off)
 {
-	const struct entry *e = &z->entries[i];
 	const struct zip_member *m = &e->member;
-	CLEANUP(bytes_freep) uint8_t *local = malloc(LOCAL_LEN + m->name_len);
 	uint64_t data;
-	int err;
 
-	if (!local)
-		return -ENOMEM;
-	err = read_at(z->source, local, LOCAL_LEN + m->name_len, e->header);
-	if (err)
-		return err;
 	if (get_le(local, 4) != LOCAL_SIGNATURE ||
 	    (get_le(local + 6, 2) & FLAGS_REFUSED) ||
 	    get_le(local + 8, 2) != m->method ||
@@ -450,6 +447,40 @@ int zip_place(struct zip *z, size_t i, uint64_t *off)
 		return -ENOMSG;
 	*off = data;
 	return 0;
+}
+
+/* Nothing is left between the member at off and what comes next but the
+ * descriptor that the directory speaks of. */
+static bool is_confirmed(const struct entry *e, uint64_t off)
+{
+	const struct zip_member *m = &e->member;
+	uint64_t left = e->fence - off - m->packed;
+
+	if (!(e->flags & FLAG_DESCRIPTOR))
+		return !left;
+	return left == (m->packed > UINT32_MAX || m->size > UINT32_MAX
+				? DESCRIPTOR64_LEN
+				: DESCRIPTOR_LEN);
+}
+
+int zip_place(struct zip *z, size_t i, uint64_t *off)
+{
+	const struct reader_source *s = z->source;
+	const struct entry *e = &z->entries[i];
+	size_t len = LOCAL_LEN + e->member.name_len;
+	CLEANUP(bytes_freep) uint8_t *local = malloc(len);
+	uint64_t peeked;
+	int err;
+
+	if (!local)
+		return -ENOMEM;
+	if (s->peek && !s->peek(s->arg, local, len, e->header) &&
+	    !place_of(e, local, &peeked) && is_confirmed(e, peeked)) {
+		*off = peeked;
+		return 0;
+	}
+	err = read_at(s, local, len, e->header);
+	return err ? err : place_of(e, local, off);
 }
 
 /* Inflate len bytes into buf, which the member has, from off on. */

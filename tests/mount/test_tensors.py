@@ -491,6 +491,30 @@ def test_damage_on_the_remote_is_not_handed_out(pair):
     assert m.alive()
 
 
+def test_damaged_header_is_not_believed(pair):
+    """However short it is."""
+    first, another = pair
+    save_file({"w": torch.randn(MB), "v": torch.ones(4)},
+              first.path / "f.safetensors")
+    np.save(first.path / "a.npy", np.ones(2 * MB, dtype=np.float32))
+    first.wait("remote")
+    first.stop()
+    for name in ("f.safetensors", "a.npy"):
+        path = first.remote_dir / name
+        s = os.stat(path)
+        good = read(path)
+        with opened(path) as fd:
+            at = good.index(b"F32" if name[0] == "f" else b"<f4")
+            os.pwrite(fd, b"I" if name[0] == "f" else b"<i", at)
+        os.utime(path, ns=(s.st_atime_ns, s.st_mtime_ns))
+    m = another()
+    for name in ("f.safetensors", "a.npy"):
+        r = m.ctl("tensors", m.path / name, check=False)
+        assert r.returncode, r.stdout
+        assert errno_of(os.listdir, tree(m) / name) in \
+            (errno.EBADMSG, errno.EIO)
+
+
 # ---- ckptctl ---------------------------------------------------------------
 
 def test_ctl_tensors(m, d, plain):

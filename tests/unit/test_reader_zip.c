@@ -283,8 +283,66 @@ static void bounded(void)
 	free(img.at);
 }
 
+/* What is peeked at is not what is read. */
+struct two_faced {
+	struct image img;
+	struct image rotten;
+	unsigned n_peeks, n_reads;
+};
+
+static int read_right(void *arg, void *buf, size_t len, uint64_t off)
+{
+	struct two_faced *t = arg;
+
+	t->n_reads++;
+	return image_read(&t->img, buf, len, off);
+}
+
+static int peek_wrong(void *arg, void *buf, size_t len, uint64_t off)
+{
+	struct two_faced *t = arg;
+
+	t->n_peeks++;
+	return image_read(&t->rotten, buf, len, off);
+}
+
+/* Any bit of a local header: the place is the right one all the same, and
+ * where nothing is wrong it costs no read. */
+static void peeks(void)
+{
+	struct two_faced t = { 0 };
+	struct reader_source s = { .read = read_right,
+				   .peek = peek_wrong,
+				   .arg = &t };
+	CLEANUP(zip_freep) struct zip *z = NULL;
+	struct zip_writer w;
+	uint64_t want, off;
+	unsigned n;
+	size_t i;
+
+	make(&t.img, &w, false);
+	make(&t.rotten, &w, false);
+	s.size = t.img.len;
+	CHECK_EQ(zip_open(&s, 1 << 20, &z), 0);
+	CHECK(zip_find(z, "r/a", 3, &i));
+	CHECK_EQ(t.n_peeks, 0);
+	n = t.n_reads;
+	CHECK_EQ(zip_place(z, i, &want), 0);
+	CHECK_EQ(t.n_reads, n);
+	for (unsigned bit = 0; bit < 8 * 33; bit++) {
+		t.rotten.at[w.e[0].header + bit / 8] ^= 1u << bit % 8;
+		CHECK_EQ(zip_place(z, i, &off), 0);
+		CHECK_EQ(off, want);
+		t.rotten.at[w.e[0].header + bit / 8] ^= 1u << bit % 8;
+	}
+	CHECK(t.n_reads > n);
+	free(t.img.at);
+	free(t.rotten.at);
+}
+
 int main(void)
 {
+	peeks();
 	for (int zip64 = 0; zip64 < 2; zip64++) {
 		reads(zip64);
 		truncated(zip64);
