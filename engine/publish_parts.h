@@ -213,6 +213,10 @@ void job_drop(struct publisher *p, struct stage_job *job);
 /* Mode, owner, mtime, size of rec; xattrs of its inode as v has them. */
 MUST_CHECK int attr_of(const struct view *v, const struct inode_rec *rec,
 		       struct remote_attr *out);
+/* As of the seal: an attribute that was set later shows what was done before it
+ * to whoever waits for it. v: for a seal that does not tell. */
+MUST_CHECK int attr_of_seal(const struct view *v, const struct event *ev,
+			    struct remote_attr *out);
 
 /* publish_replay.c ---- */
 

@@ -100,7 +100,7 @@ static int stage_ahead(struct fill *f, struct pub_event *pe)
 	if (ev->kind != EVENT_SEAL || !ev->version || !ev->n_paths ||
 	    !S_ISREG(ev->rec.mode))
 		return 0;
-	err = attr_of(f->v, &ev->rec, &attr);
+	err = attr_of_seal(f->v, ev, &attr);
 	if (err)
 		return err;
 	remote_identity(f->p->m, ev->version, attr.identity);

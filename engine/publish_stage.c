@@ -121,16 +121,21 @@ static int add_xattr(void *arg, const char *name, const void *value, size_t len)
 	return remote_attr_set_xattr(arg, name, value, len);
 }
 
-int attr_of(const struct view *v, const struct inode_rec *rec,
-	    struct remote_attr *out)
+static struct remote_attr attr_of_rec(const struct inode_rec *rec)
 {
-	struct remote_attr a = {
+	return (struct remote_attr){
 		.mode = rec->mode,
 		.uid = rec->uid,
 		.gid = rec->gid,
 		.mtime_ns = rec->mtime_ns,
 		.size = S_ISREG(rec->mode) ? rec->size : 0,
 	};
+}
+
+int attr_of(const struct view *v, const struct inode_rec *rec,
+	    struct remote_attr *out)
+{
+	struct remote_attr a = attr_of_rec(rec);
 	int err = view_xattrs(v, rec->ino, add_xattr, &a);
 
 	if (err && err != -ENOENT) {
@@ -139,6 +144,20 @@ int attr_of(const struct view *v, const struct inode_rec *rec,
 	}
 	*out = a;
 	return 0;
+}
+
+int attr_of_seal(const struct view *v, const struct event *ev,
+		 struct remote_attr *out)
+{
+	struct remote_attr a = attr_of_rec(&ev->rec);
+	int err = event_xattrs(ev, add_xattr, &a);
+
+	if (!err) {
+		*out = a;
+		return 0;
+	}
+	remote_attr_fini(&a);
+	return err == -ENODATA ? attr_of(v, &ev->rec, out) : err;
 }
 
 /* ---- bytes ------------------------------------------------------------ */

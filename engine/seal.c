@@ -142,14 +142,19 @@ static int add_seal_event(struct engine *e, struct txn *t,
 			  const struct inode_rec *rec)
 {
 	CLEANUP(path_list_fini) struct path_list l = { .e = e };
+	CLEANUP(free_p) void *xattrs = NULL;
 	struct event ev = { .kind = EVENT_SEAL };
 	int r;
 
 	if (!meta_keeps_events(e->meta))
 		return 0;
 	r = view_names(meta_accepted(e->meta), rec->ino, add_path, &l);
+	if (r == 0)
+		r = event_xattrs_encode(meta_accepted(e->meta), rec->ino,
+					&xattrs, &ev.value_len);
 	if (r < 0)
 		return r;
+	ev.value = xattrs;
 	ev.version = rec->version;
 	ev.rec = *rec;
 	ev.paths = (const char *const *)l.paths;

@@ -117,3 +117,52 @@ int event_decode(struct slice val, uint64_t seq, struct event *out,
 	*out_paths = MOVE(paths);
 	return 0;
 }
+
+/* ---- the xattrs of a seal --------------------------------------------- */
+
+static int add_xattr(void *arg, const char *name, const void *value, size_t len)
+{
+	add_text(arg, name);
+	add_le(arg, len, 4);
+	bytes_append(arg, value, len);
+	return 0;
+}
+
+int event_xattrs_encode(const struct view *v, uint64_t ino, void **value,
+			size_t *len)
+{
+	struct bytes b = { 0 };
+	int err;
+
+	add_u8(&b, RECORD_VERSION);
+	err = view_xattrs(v, ino, add_xattr, &b);
+	if (!err && b.failed)
+		err = -ENOMEM;
+	if (err) {
+		bytes_fini(&b);
+		return err;
+	}
+	*value = b.p;
+	*len = b.len;
+	return 0;
+}
+
+int event_xattrs(const struct event *ev, xattr_fn *fn, void *arg)
+{
+	struct reader r = reader_of(ev->value, ev->value_len);
+	int err = 0;
+
+	if (!ev->value_len)
+		return -ENODATA;
+	if (read_le(&r, 1) > RECORD_VERSION)
+		return -EOPNOTSUPP;
+	while (!err && !r.bad && r.p != r.end) {
+		const char *name = read_text(&r);
+		size_t len = read_le(&r, 4);
+		const uint8_t *value = read_bytes(&r, len);
+
+		if (!r.bad)
+			err = fn(arg, name, value, len);
+	}
+	return r.bad ? -EUCLEAN : err;
+}

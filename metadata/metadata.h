@@ -146,7 +146,7 @@ struct event {
 	size_t n_paths;
 	const char *path2; /* LINK, RENAME, EXCHANGE, else NULL */
 	const char *name;  /* XATTR: its name */
-	const void *value; /* SETXATTR, SYMLINK */
+	const void *value; /* SETXATTR, SYMLINK, SEAL */
 	size_t value_len;
 };
 
@@ -430,6 +430,15 @@ void meta_rest(struct meta *m);
 typedef int event_fn(void *arg, const struct event *ev);
 MUST_CHECK int meta_events(const struct meta *m, uint64_t after, event_fn *fn,
 			   void *arg);
+/* The xattrs that ino has in v, malloc'ed, as the value of a SEAL. */
+MUST_CHECK int event_xattrs_encode(const struct view *v, uint64_t ino,
+				   void **value, size_t *len);
+/*
+ * Those of ev, a SEAL: what its object had then, whatever became of them.
+ *
+ *   -ENODATA  it does not say: it was logged by an older ckptfs
+ */
+MUST_CHECK int event_xattrs(const struct event *ev, xattr_fn *fn, void *arg);
 /* R := seq, forgetting the events up to it; sync: fdatasync before return. */
 MUST_CHECK int meta_set_remote_seq(struct meta *m, uint64_t seq, bool sync);
 /* Between R and D are numbers whose events were not kept, because there was no

@@ -412,3 +412,36 @@ def test_full_while_it_catches_up(mode):
             m.stop()
     finally:
         m.close()
+
+
+@pytest.mark.limit(120)
+def test_full_shows_no_attribute_of_later(mode):
+    """What was marked complete after the rest was saved is not marked on the
+    remote before the rest is there."""
+    m = small_remote(mode)
+    try:
+        with Small(m, 32) as store:
+            m.start()
+            put(m.path / "first", 1, 0)
+            os.setxattr(m.path / "first", "user.early", b"1")
+            m.wait("remote")
+            m.stop()
+            os.rename(store.at / ".ckptfs", store.at / "away")
+            m.start()
+            calls.write(m.path / "index", calls.noise(MB, 1))
+            calls.write(m.path / "shard", calls.noise(40 * MB, 2))
+            m.wait("nvme")
+            os.setxattr(m.path / "index", "user.complete", b"1")
+            m.stop()
+            os.rename(store.at / "away", store.at / ".ckptfs")
+            m.start()
+            mounted.until(lambda: "shard" in remote(m)["error"])
+            mounted.until(lambda: (m.remote_dir / "index").exists())
+            assert "user.complete" not in os.listxattr(m.remote_dir / "index")
+            store.remount("size=200M")
+            m.wait("remote", timeout=60)
+            steps.same_as_remote(m.path, m.remote_dir)
+            assert os.getxattr(m.remote_dir / "index", "user.complete") == b"1"
+            m.stop()
+    finally:
+        m.close()

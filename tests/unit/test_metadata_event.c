@@ -168,12 +168,53 @@ static void gap(struct world *w)
 	CHECK(!w->opened.events_lost);
 }
 
+static int seen(void *arg, const char *name, const void *value, size_t len)
+{
+	char *text = arg;
+	size_t at = strlen(text);
+
+	(void)value;
+	snprintf(text + at, 100 - at, "%s=%zu ", name, len);
+	return 0;
+}
+
+/* A seal carries the xattrs of its inode; a torn one is refused. */
+static void xattrs(struct world *w)
+{
+	struct txn *t = txn_begin(w->m);
+	struct event ev = full(w, EVENT_SEAL);
+	char text[100] = "";
+	void *value;
+
+	txn_put_xattr(t, META_ROOT_INO, "user.a", "1\0002", 3);
+	txn_put_xattr(t, META_ROOT_INO, "user.empty", "", 0);
+	(void)commit_ok(t);
+	CHECK_EQ(event_xattrs_encode(meta_accepted(w->m), META_ROOT_INO, &value,
+				     &ev.value_len),
+		 0);
+	ev.value = value;
+	CHECK_EQ(event_xattrs(&ev, seen, text), 0);
+	CHECK_STR(text, "user.a=3 user.empty=0 ");
+	for (size_t len = ev.value_len; len-- > 1;) {
+		int err;
+
+		ev.value_len = len;
+		err = event_xattrs(&ev, seen, (char[100]){ "" });
+		CHECK(err == -EUCLEAN || !err);
+		CHECK(err == -EUCLEAN || len == 1 || len == 1 + 11 + 4 + 3);
+	}
+	ev.value_len = 0;
+	CHECK_EQ(event_xattrs(&ev, seen, text), -ENODATA);
+	free(value);
+}
+
 int main(void)
 {
 	struct world w;
 
 	world_init(&w);
 	comes_back(&w);
+	xattrs(&w);
 	gap(&w);
 	world_close(&w);
 	return 0;
