@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Going back through renames: a path that is the new name of one, or lies
- * below it, had the old name in its place before.
+ * below it, had the old name in its place before. A link's new name had its
+ * old one, too, which may have been the only one on the remote.
  */
 #include "engine/moves.h"
 
@@ -20,7 +21,8 @@ int moves_add(struct moves *ms, const struct event *ev)
 {
 	struct moved *m;
 
-	if ((ev->kind != EVENT_RENAME && ev->kind != EVENT_EXCHANGE) ||
+	if ((ev->kind != EVENT_RENAME && ev->kind != EVENT_EXCHANGE &&
+	     ev->kind != EVENT_LINK) ||
 	    !ev->n_paths || !ev->path2)
 		return 0;
 	if (ms->n == ms->cap) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The renames among events, and what a path was called before them. The remote
- * shows the names of R; whoever looks there for a file by its name of today
- * (restore), or for the bytes of one at T (reconcile), goes back through the
- * renames in between. Single thread each.
+ * The renames and links among events, and what a path was called before them.
+ * The remote shows the names of R; whoever looks there for a file by its name
+ * of today (restore), or for the bytes of one at T (reconcile), goes back
+ * through the renames in between. Single thread each.
  */
 #ifndef CKPT_ENGINE_MOVES_H
 #define CKPT_ENGINE_MOVES_H
@@ -15,7 +15,7 @@ struct moves { /* all zero: none */
 	size_t n, cap;
 };
 
-/* Keeps ev if it is a rename or an exchange. Events in order. */
+/* Keeps ev if it is a rename, an exchange or a link. Events in order. */
 MUST_CHECK int moves_add(struct moves *ms, const struct event *ev);
 void moves_fini(struct moves *ms);
 /*

@@ -123,6 +123,16 @@ static int gather_move(struct plan *plan, const struct event *ev)
 	return err;
 }
 
+/* Where the bytes of the new name may be: looked at, whatever becomes of it. */
+static int gather_link(struct plan *plan, const struct event *ev)
+{
+	int err = moves_add(&plan->moves, ev);
+
+	if (!err)
+		err = appears(plan, ev->path2, ev->seq);
+	return err ? err : touch(plan, ev->paths[0], UINT64_MAX, 0, false);
+}
+
 static int gather_paths(struct plan *plan, const struct event *ev)
 {
 	const bool content = ev->kind == EVENT_SEAL ||
@@ -148,7 +158,7 @@ static int gather(struct plan *plan, const struct event *ev)
 	case EVENT_EXCHANGE:
 		return ev->path2 ? gather_move(plan, ev) : 0;
 	case EVENT_LINK:
-		return ev->path2 ? appears(plan, ev->path2, ev->seq) : 0;
+		return ev->path2 ? gather_link(plan, ev) : 0;
 	default:
 		return gather_paths(plan, ev);
 	}
