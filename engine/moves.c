@@ -79,20 +79,31 @@ static int before(const struct moved *m, const char *path, char **out)
 	return 0;
 }
 
-int moves_back(const struct moves *ms, const char *path, path_fn *fn, void *arg)
+static int names_before(const struct moves *ms, char **names, size_t *n)
 {
-	CLEANUP(free_p) char *at = strdup(path);
-	int err = at ? fn(arg, at) : -ENOMEM;
+	int err = 0;
 
 	for (size_t i = ms->n; !err && i-- > 0;) {
-		char *old;
-
-		err = before(&ms->all[i], at, &old);
-		if (err || !old)
-			continue;
-		free(at);
-		at = old;
-		err = fn(arg, at);
+		err = before(&ms->all[i], names[*n - 1], &names[*n]);
+		*n += names[*n] != NULL;
 	}
+	return err;
+}
+
+int moves_back(const struct moves *ms, const char *path, path_fn *fn, void *arg)
+{
+	char **names = calloc(ms->n + 1, sizeof(*names));
+	size_t n = 1;
+	int err;
+
+	if (!names)
+		return -ENOMEM;
+	names[0] = strdup(path);
+	err = names[0] ? names_before(ms, names, &n) : -ENOMEM;
+	for (size_t i = n; !err && i-- > 0;)
+		err = fn(arg, names[i]);
+	while (n)
+		free(names[--n]);
+	free(names);
 	return err;
 }

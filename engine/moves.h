@@ -19,8 +19,9 @@ struct moves { /* all zero: none */
 MUST_CHECK int moves_add(struct moves *ms, const struct event *ev);
 void moves_fini(struct moves *ms);
 /*
- * Calls fn with path, then with each name it had before, newest first, until
- * fn returns non-zero, which is then returned.
+ * Calls fn with each name that path had, and with path itself last, until fn
+ * returns non-zero, which is then returned. Oldest first: at its newest name
+ * there may be what it replaces, and look just like it.
  */
 typedef int path_fn(void *arg, const char *path);
 MUST_CHECK int moves_back(const struct moves *ms, const char *path, path_fn *fn,

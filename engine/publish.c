@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "engine/publish_parts.h"
@@ -330,14 +331,43 @@ int note_copy(struct publisher *p, uint64_t version,
 	return meta_put_copy(p->m, &c, false);
 }
 
-void expected_identity(struct publisher *p, uint64_t version, char out[64])
+void seek_version(struct publisher *p, uint64_t version, struct sought *out)
 {
 	CLEANUP(copy_rec_fini) struct copy_rec c = { 0 };
+	const bool known = !meta_copy(p->m, version, COPY_REMOTE, &c);
 
-	if (!meta_copy(p->m, version, COPY_REMOTE, &c))
-		memcpy(out, c.object, sizeof(c.object));
+	*out = (struct sought){ 0 };
+	out->of_others = known && remote_object_is_of_others(c.object);
+	if (out->of_others)
+		memcpy(out->others, c.object, sizeof(c.object));
+	if (known && !out->of_others)
+		memcpy(out->identity, c.object, sizeof(c.object));
 	else
-		remote_identity(p->m, version, out);
+		remote_identity(p->m, version, out->identity);
+}
+
+bool is_sought(const struct sought *s, const struct remote_attr *a)
+{
+	return S_ISREG(a->mode) &&
+	       (!strcmp(s->identity, a->identity) ||
+		(s->of_others && remote_object_fits(s->others, a)));
+}
+
+int note_time(struct publisher *p, uint64_t version,
+	      const struct remote_attr *found, int64_t mtime_ns)
+{
+	CLEANUP(copy_rec_fini) struct copy_rec c = { 0 };
+	int err;
+
+	if (!S_ISREG(found->mode) || found->identity[0] ||
+	    found->mtime_ns == mtime_ns)
+		return 0;
+	err = meta_copy(p->m, version, COPY_REMOTE, &c);
+	if (err || !remote_object_is_of_others(c.object))
+		return err == -ENOENT ? 0 : err;
+	remote_object_of_others(found->size, mtime_ns, found->mtime_ns,
+				c.object);
+	return meta_put_copy(p->m, &c, true);
 }
 
 bool identity_is_ours(struct publisher *p, const char *identity)

@@ -182,8 +182,21 @@ MUST_CHECK int checkpoint(struct publisher *p);
 /* The version's bytes are on the remote now. */
 MUST_CHECK int note_copy(struct publisher *p, uint64_t version,
 			 const struct remote_attr *attr);
-/* The identity that an object with this version has (or should have). */
-void expected_identity(struct publisher *p, uint64_t version, char out[64]);
+/*
+ * How an object with some version is told: by an identity or, if it came from
+ * others and was not made one of ours yet, as the copy record knows it.
+ */
+struct sought {
+	char identity[64]; /* that it has, or would have as ours */
+	bool of_others;    /* others[] counts, too */
+	char others[64];
+};
+void seek_version(struct publisher *p, uint64_t version, struct sought *out);
+bool is_sought(const struct sought *s, const struct remote_attr *a);
+/* Before a file of others (found) with this version gets another mtime: noted,
+ * for by that it is told. */
+MUST_CHECK int note_time(struct publisher *p, uint64_t version,
+			 const struct remote_attr *found, int64_t mtime_ns);
 bool identity_is_ours(struct publisher *p, const char *identity);
 
 /* publish_folder.c ---- */
@@ -243,7 +256,7 @@ struct step {
 	bool moved;             /* its object was restaged for another path */
 	struct inode_rec want;  /* mode 0: nothing */
 	uint64_t version_seq;   /* the wanted version was sealed at */
-	char identity[64];      /* of the wanted version */
+	struct sought sought;   /* the wanted version */
 	char *target;           /* of the wanted symlink; owned */
 	struct remote_attr has; /* on the remote; mode 0: nothing */
 	bool same;              /* content is right, whatever the attributes */

@@ -388,8 +388,13 @@ static int want(struct publisher *p, const struct view *v, struct step *s)
 		return 0;
 	if (!view_version(v, s->want.version, &version))
 		s->version_seq = version.seq;
-	expected_identity(p, s->want.version, s->identity);
+	seek_version(p, s->want.version, &s->sought);
 	return 0;
+}
+
+static bool has_bytes_of(const struct step *x, const struct step *s)
+{
+	return is_sought(&s->sought, &x->has) && x->has.size == s->want.size;
 }
 
 static bool is_same(const struct step *s)
@@ -397,8 +402,7 @@ static bool is_same(const struct step *s)
 	if (!s->has.mode || ((s->has.mode ^ s->want.mode) & S_IFMT))
 		return false;
 	if (S_ISREG(s->has.mode))
-		return !strcmp(s->has.identity, s->identity) &&
-		       s->has.size == s->want.size;
+		return has_bytes_of(s, s);
 	return !S_ISLNK(s->has.mode) || !strcmp(s->has.target, s->target);
 }
 
@@ -456,6 +460,23 @@ static int index_identities(struct plan *plan)
 	return 0;
 }
 
+/* At the new name of a file of others there may be another that looks just
+ * like it. */
+static int doubt_alike(struct plan *plan)
+{
+	int err = 0;
+
+	for (size_t i = 0; i < plan->n && !err; i++) {
+		struct step *s = &plan->steps[i], *source = s;
+
+		if (!s->same || !s->sought.of_others)
+			continue;
+		err = plan_source(plan, s, &source);
+		s->same = source == s;
+	}
+	return err;
+}
+
 int plan_make(struct publisher *p, const struct view *v, bool whole,
 	      struct plan *out)
 {
@@ -476,7 +497,9 @@ int plan_make(struct publisher *p, const struct view *v, bool whole,
 		err = look_at(p, v, &out->steps[i]);
 		name_by_area(out, whole, &out->steps[i]);
 	}
-	return err ? err : index_identities(out);
+	if (!err)
+		err = index_identities(out);
+	return err ? err : doubt_alike(out);
 }
 
 /* ---- order ------------------------------------------------------------ */
@@ -534,12 +557,6 @@ static struct step *find(const struct plan *plan, const char *path)
 	return bsearch(&key, plan->steps, plan->n, sizeof(key), by_path);
 }
 
-static bool has_bytes_of(const struct step *x, const struct step *s)
-{
-	return S_ISREG(x->has.mode) && !strcmp(x->has.identity, s->identity) &&
-	       x->has.size == s->want.size;
-}
-
 static struct step *find_identity(const struct plan *plan, const char *identity)
 {
 	struct step like = { 0 }, *key = &like, **found;
@@ -576,8 +593,8 @@ int plan_source(const struct plan *plan, const struct step *s,
 
 	if (err < 0)
 		return err;
-	if (!search.found && s->identity[0]) {
-		x = find_identity(plan, s->identity);
+	if (!search.found) {
+		x = find_identity(plan, s->sought.identity);
 		if (x && has_bytes_of(x, s))
 			search.found = x;
 	}

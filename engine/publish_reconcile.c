@@ -73,10 +73,7 @@ static int new_job(struct reconcile *rc, struct step *s)
 	if (err)
 		return err;
 	/* Somebody else's file becomes a version of ours as it moves. */
-	if (s->identity[0])
-		memcpy(attr.identity, s->identity, sizeof(attr.identity));
-	else
-		remote_identity(rc->p->m, s->want.version, attr.identity);
+	memcpy(attr.identity, s->sought.identity, sizeof(attr.identity));
 	err = job_new(s->want.version, s->path, &attr, &s->job);
 	if (!err && source) {
 		s->job->from = strdup(source->path);
@@ -360,6 +357,9 @@ static int set_attrs(struct reconcile *rc)
 		err = attr_of(rc->v, &s->want, &attr);
 		if (err || (s->same && same_attr(&attr, &s->has)))
 			continue;
+		err = note_time(p, s->want.version, &s->has, attr.mtime_ns);
+		if (err)
+			continue;
 		err = ON_REMOTE(p, s->path,
 				p->r->ops->set_attr(p->r, s->path, &attr));
 		if (is_unlike(err) || is_impossible(err))
@@ -383,7 +383,8 @@ static int note_found(struct reconcile *rc)
 		if (!s->same || !S_ISREG(s->want.mode) || !s->has.identity[0])
 			continue;
 		err = meta_copy(m, s->want.version, COPY_REMOTE, &copy);
-		if (err == -ENOENT)
+		if (err == -ENOENT ||
+		    (!err && strcmp(copy.object, s->has.identity) != 0))
 			err = note_copy(rc->p, s->want.version, &s->has);
 	}
 	return err;

@@ -216,15 +216,12 @@ static int look(struct publisher *p, const char *path, struct remote_attr *out)
 static bool is_version(struct publisher *p, const struct remote_attr *a,
 		       uint64_t version)
 {
-	char identity[64];
+	struct sought sought;
 
-	if (!version || !S_ISREG(a->mode))
+	if (!version)
 		return false;
-	expected_identity(p, version, identity);
-	if (!strcmp(identity, a->identity))
-		return true;
-	remote_identity(p->m, version, identity);
-	return !strcmp(identity, a->identity);
+	seek_version(p, version, &sought);
+	return is_sought(&sought, a);
 }
 
 /* ---- seal ------------------------------------------------------------- */
@@ -437,7 +434,9 @@ static int do_exchange(struct publisher *p, const struct event *ev)
 	CLEANUP(remote_attr_fini) struct remote_attr at_a = { 0 };
 	CLEANUP(remote_attr_fini) struct remote_attr at_b = { 0 };
 	const char *a = ev->paths[0], *b = ev->path2;
+	const uint64_t version = ev->rec.version;
 	const bool repeated = !p->acted;
+	bool a_has, b_has;
 	int err = look(p, a, &at_a);
 
 	if (!err)
@@ -446,9 +445,12 @@ static int do_exchange(struct publisher *p, const struct event *ev)
 		return err;
 	if (!at_a.mode || !at_b.mode || (repeated && !S_ISREG(ev->rec.mode)))
 		return PUB_UNLIKE;
-	if (is_version(p, &at_b, ev->rec.version))
+	/* Both, if they are of others and look alike. */
+	a_has = is_version(p, &at_a, version);
+	b_has = is_version(p, &at_b, version);
+	if (b_has && !a_has)
 		return 0;
-	if (repeated && !is_version(p, &at_a, ev->rec.version))
+	if (repeated && (b_has || !a_has))
 		return PUB_UNLIKE;
 	err = begin(p, CLASS_REPLACE, b);
 	if (!err)
@@ -485,25 +487,44 @@ static int change_attr(const struct event *ev, struct remote_attr *a)
 	}
 }
 
+/* What others have changed since is not what the event speaks of: with the
+ * event's time it would look as if it were. */
+static bool is_meant(struct publisher *p, const struct event *ev,
+		     const struct remote_attr *found)
+{
+	if ((found->mode & S_IFMT) != (ev->rec.mode & S_IFMT))
+		return false;
+	return !S_ISREG(found->mode) || found->identity[0] ||
+	       is_version(p, found, ev->rec.version);
+}
+
+static int set_attr_at(struct publisher *p, const struct event *ev,
+		       const char *path)
+{
+	CLEANUP(remote_attr_fini) struct remote_attr a = { 0 };
+	int64_t mtime_ns;
+	int err = look(p, path, &a);
+
+	if (err || !is_meant(p, ev, &a))
+		return err;
+	mtime_ns = ev->kind == EVENT_SETATTR ? ev->rec.mtime_ns : a.mtime_ns;
+	err = note_time(p, ev->rec.version, &a, mtime_ns);
+	if (!err)
+		err = change_attr(ev, &a);
+	if (!err)
+		err = begin(p, CLASS_ADD, path);
+	if (err)
+		return err;
+	err = ON_REMOTE(p, path, p->r->ops->set_attr(p->r, path, &a));
+	return err == -ENOENT ? 0 : outcome(p, path, err);
+}
+
 static int do_set_attr(struct publisher *p, const struct event *ev)
 {
 	int err = 0;
 
-	for (size_t i = 0; i < ev->n_paths && !err; i++) {
-		CLEANUP(remote_attr_fini) struct remote_attr a = { 0 };
-		const char *path = ev->paths[i];
-
-		err = look(p, path, &a);
-		if (err || (a.mode & S_IFMT) != (ev->rec.mode & S_IFMT))
-			continue;
-		err = change_attr(ev, &a);
-		if (!err)
-			err = begin(p, CLASS_ADD, path);
-		if (err)
-			return err;
-		err = ON_REMOTE(p, path, p->r->ops->set_attr(p->r, path, &a));
-		err = err == -ENOENT ? 0 : outcome(p, path, err);
-	}
+	for (size_t i = 0; i < ev->n_paths && !err; i++)
+		err = set_attr_at(p, ev, ev->paths[i]);
 	return err;
 }
 

@@ -125,6 +125,49 @@ bool remote_attr_verified(const struct remote_attr *a)
 	return a->identity[0] && a->n_chunks == N_CHUNKS(a->size);
 }
 
+/* ---- what records know them by ---------------------------------------- */
+
+#define OTHERS '~' /* no identity begins so */
+
+void remote_object_of_others(uint64_t size, int64_t mtime_ns, int64_t or_ns,
+			     char out[64])
+{
+	snprintf(out, 64, "%c%llx-%llx-%llx", OTHERS, (unsigned long long)size,
+		 (unsigned long long)mtime_ns, (unsigned long long)or_ns);
+}
+
+void remote_object_of(const struct remote_attr *a, char out[64])
+{
+	if (a->identity[0])
+		memcpy(out, a->identity, sizeof(a->identity));
+	else
+		remote_object_of_others(a->size, a->mtime_ns, a->mtime_ns, out);
+}
+
+bool remote_object_is_of_others(const char *object)
+{
+	return !object[0] || object[0] == OTHERS;
+}
+
+bool remote_object_fits(const char *object, const struct remote_attr *a)
+{
+	unsigned long long size, mtime[2];
+
+	if (!remote_object_is_of_others(object))
+		return !strcmp(object, a->identity);
+	if (a->identity[0])
+		return false;
+	if (!object[0])
+		return true;
+	if (sscanf(object + 1, "%llx-%llx-%llx", &size, &mtime[0], &mtime[1]) !=
+	    3)
+		return false;
+	return size == a->size && (mtime[0] == (uint64_t)a->mtime_ns ||
+				   mtime[1] == (uint64_t)a->mtime_ns);
+}
+
+/* ---- xattrs ----------------------------------------------------------- */
+
 static struct remote_xattr *find_xattr(const struct remote_attr *a,
 				       const char *name)
 {

@@ -59,6 +59,20 @@ void remote_attr_del_xattr(struct remote_attr *a, const char *name);
 bool remote_attr_same_xattrs(const struct remote_attr *a,
 			     const struct remote_attr *b);
 
+/*
+ * What a copy record knows an object by (its `object`): the identity of its
+ * version or, if others put it there, its size and mtime: who has neither
+ * changed takes it for the same content. metadata/FORMAT.md has the form.
+ */
+void remote_object_of(const struct remote_attr *a, char out[64]);
+/* A file of others that will have another mtime soon: either fits. */
+void remote_object_of_others(uint64_t size, int64_t mtime_ns, int64_t or_ns,
+			     char out[64]);
+bool remote_object_is_of_others(const char *object);
+/* Is it this one? "", of a record made when these were not noted yet, fits
+ * any file of others. */
+bool remote_object_fits(const char *object, const struct remote_attr *a);
+
 struct remote_ops {
 	const char *scheme; /* dir */
 
@@ -126,11 +140,13 @@ struct remote_ops {
 	/*
 	 * The same through an object held open: sees one content, also when
 	 * it is replaced or removed meanwhile (as far as the store can).
-	 * identity: what must be there ("": whatever is).
-	 *   -ENOENT  nothing, or another version, is at path
+	 * object: what must be there, as a copy record knows it ("": whatever
+	 * is).
+	 *   -ENOENT  nothing, or something else, is at path
 	 */
 	int (*open_object)(struct remote *r, const char *path,
-			   const char *identity, struct remote_object **out);
+			   const char *object, struct remote_object **out);
+	/* -EBADMSG: a file of others was changed since it was opened. */
 	ssize_t (*read_object)(struct remote_object *o, void *buf, size_t len,
 			       uint64_t off);
 	void (*close_object)(struct remote_object *o);

@@ -325,57 +325,69 @@ static ssize_t dir_read(struct remote *r, const char *path, void *buf,
 
 struct remote_object {
 	int fd;
+	bool watched;   /* of others: no checksums tell when it is changed */
+	struct stat st; /* as it was opened */
 };
 
-/* Which version it is, is asked of the descriptor that will be read. */
-static int check_identity(struct job *j, int fd, const char *path,
-			  const char *identity)
+/* Which one it is, is asked of the descriptor that will be read. */
+static int check_object(struct job *j, struct remote_object *o,
+			const char *path, const char *object)
 {
 	CLEANUP(node_close) struct node n = { .fd = -1 };
-	char tag[TAG_LEN], found[64];
+	CLEANUP(remote_attr_fini) struct remote_attr now = { 0 };
 	int err;
 
-	if (!identity[0])
+	if (!object[0])
 		return 0;
-	n.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	n.fd = fcntl(o->fd, F_DUPFD_CLOEXEC, 0);
 	if (n.fd < 0)
 		return -errno;
 	snprintf(n.proc, sizeof(n.proc), "/proc/self/fd/%d", n.fd);
 	err = node_stat(&n);
 	if (!err)
-		err = node_tag(j->d, j->root, &n, path, tag, NULL);
+		err = node_get_attr(j->d, j->root, &n, path, &now);
 	if (err)
 		return err;
-	tag_identity(tag, found);
-	return strcmp(found, identity) ? -ENOENT : 0;
+	o->watched = remote_object_is_of_others(object);
+	o->st = n.st;
+	return remote_object_fits(object, &now) ? 0 : -ENOENT;
 }
 
 static int dir_open_object(struct remote *r, const char *path,
-			   const char *identity, struct remote_object **out)
+			   const char *object, struct remote_object **out)
 {
 	CLEANUP(job_end) struct job j;
-	CLEANUP(free_p) struct remote_object *o = NULL;
-	int fd, err = job_begin(r, path, &j);
+	CLEANUP(free_p) struct remote_object *o = calloc(1, sizeof(*o));
+	int err = job_begin(r, path, &j);
 
 	if (!err)
-		err = open_file(&j.at, &fd);
+		err = o ? open_file(&j.at, &o->fd) : -ENOMEM;
 	if (err)
 		return err == -ENOTDIR || err == -EISDIR ? -ENOENT : err;
-	err = check_identity(&j, fd, path, identity);
-	o = err ? NULL : malloc(sizeof(*o));
-	if (!o) {
-		close(fd);
-		return err ? err : -ENOMEM;
+	err = check_object(&j, o, path, object);
+	if (err) {
+		close(o->fd);
+		return err;
 	}
-	o->fd = fd;
 	*out = MOVE(o);
 	return 0;
+}
+
+static bool has_changed(const struct remote_object *o)
+{
+	struct stat now;
+
+	return fstat(o->fd, &now) || now.st_size != o->st.st_size ||
+	       now.st_mtim.tv_sec != o->st.st_mtim.tv_sec ||
+	       now.st_mtim.tv_nsec != o->st.st_mtim.tv_nsec;
 }
 
 static ssize_t dir_read_object(struct remote_object *o, void *buf, size_t len,
 			       uint64_t off)
 {
-	return pread_most(o->fd, buf, len, off);
+	ssize_t n = pread_most(o->fd, buf, len, off);
+
+	return n >= 0 && o->watched && has_changed(o) ? -EBADMSG : n;
 }
 
 static void dir_close_object(struct remote_object *o)

@@ -224,6 +224,11 @@ MUST_CHECK int node_set_label(struct remote_dir *d, struct node *n,
  */
 MUST_CHECK int node_set_attr(struct remote_dir *d, struct node *n,
 			     const struct remote_attr *a, struct sidecar *left);
+/* All of n's, and what its sidecar knows better; n->st is fresh. *out is zero
+ * before, and in need of remote_attr_fini() afterwards, whatever came of it. */
+MUST_CHECK int node_get_attr(struct remote_dir *d, struct dir_root *root,
+			     struct node *n, const char *path,
+			     struct remote_attr *out);
 uint64_t attr_hash(const struct remote_attr *a);
 /* "identity.instance" → "identity" */
 void tag_identity(const char *tag, char identity[64]);

@@ -434,8 +434,8 @@ static int get_sidecar(struct remote_dir *d, struct dir_root *root,
 	return err;
 }
 
-static int get_attr(struct remote_dir *d, struct dir_root *root, struct node *n,
-		    const char *path, struct remote_attr *out)
+int node_get_attr(struct remote_dir *d, struct dir_root *root, struct node *n,
+		  const char *path, struct remote_attr *out)
 {
 	struct sidecar side = { 0 };
 	int err = get_sidecar(d, root, n, path, &side);
@@ -469,7 +469,7 @@ int dir_get_attr(struct remote *r, const char *path, struct remote_attr *out)
 	if (!err)
 		err = node_open(p.parent, p.name, &n);
 	if (!err)
-		err = get_attr(d, root, &n, path, &a);
+		err = node_get_attr(d, root, &n, path, &a);
 	if (err) {
 		remote_attr_fini(&a);
 		return err == -ENOTDIR ? -ENOENT : err;

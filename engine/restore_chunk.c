@@ -73,19 +73,27 @@ static int wait_to_retry(struct fetcher *fr, unsigned n)
 
 struct finding {
 	struct fetch *f;
+	char known[2][64]; /* as which the object may be there */
 	struct remote_object *object;
 };
+
+static int open_as(struct finding *g, const char *path, const char *known)
+{
+	struct fetcher *fr = g->f->fr;
+	int err = remote_begin(fr);
+
+	return err ? err
+		   : remote_end(fr, fr->r->ops->open_object(fr->r, path, known,
+							    &g->object));
+}
 
 static int try_open(void *arg, const char *path)
 {
 	struct finding *g = arg;
-	struct fetcher *fr = g->f->fr;
-	int err = remote_begin(fr);
+	int err = open_as(g, path, g->known[0]);
 
-	if (!err)
-		err = remote_end(fr, fr->r->ops->open_object(fr->r, path,
-							     g->f->identity,
-							     &g->object));
+	if (err == -ENOENT && strcmp(g->known[0], g->known[1]) != 0)
+		err = open_as(g, path, g->known[1]);
 	if (err == -ENOENT || err == -EINVAL)
 		return 0; /* not there: elsewhere? */
 	return err ? err : 1;
@@ -115,6 +123,25 @@ static int path_now(struct fetch *f, char path[META_PATH_MAX])
 	return err ? err : view_path(v, rec.ino, path);
 }
 
+/*
+ * The record says it as of now: the publisher changes it as it changes the
+ * time of a file of others, or makes it an object of ours (which it may have
+ * done already and not come to note).
+ */
+static void look_up_known(struct finding *g)
+{
+	CLEANUP(copy_rec_fini) struct copy_rec copy = { 0 };
+	const struct fetch *f = g->f;
+
+	if (meta_copy(f->fr->m, f->version, COPY_REMOTE, &copy))
+		memcpy(copy.object, f->object_name, sizeof(copy.object));
+	memcpy(g->known[0], copy.object, sizeof(g->known[0]));
+	if (remote_object_is_of_others(copy.object))
+		remote_identity(f->fr->m, f->version, g->known[1]);
+	else
+		memcpy(g->known[1], copy.object, sizeof(g->known[1]));
+}
+
 /* 0: found. -ENOENT: nowhere. */
 static int find_object(struct fetch *f, struct remote_object **out)
 {
@@ -122,6 +149,7 @@ static int find_object(struct fetch *f, struct remote_object **out)
 	char path[META_PATH_MAX];
 	int err = 0;
 
+	look_up_known(&g);
 	if (f->path[0])
 		err = try_names(&g, f->path);
 	if (!err && !path_now(f, path) && strcmp(path, f->path) != 0)

@@ -144,7 +144,7 @@ int fetch_new(struct fetcher *fr, const struct fetch_config *config,
 	f->dst_id = config->dst_id;
 	f->done = config->done;
 	f->arg = config->arg;
-	memcpy(f->identity, config->copy.object, sizeof(f->identity));
+	memcpy(f->object_name, config->copy.object, sizeof(f->object_name));
 	f->path = strdup(config->path);
 	err = f->path ? take_crcs(f, &config->copy) : -ENOMEM;
 	if (!err && f->dst)

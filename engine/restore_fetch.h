@@ -27,7 +27,7 @@ struct fetch {
 	struct fetcher *fr; /* held */
 	char *path;         /* immutable, like these: */
 	uint64_t version, size, dst_id;
-	char identity[64];
+	char object_name[64]; /* as its record knew it */
 	bool verified;
 	struct tier *dst;
 	int fd;

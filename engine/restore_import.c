@@ -64,7 +64,7 @@ static int put_copy(struct import *im, const struct node *n)
 		.verified = verified,
 	};
 
-	memcpy(c.object, a->identity, sizeof(c.object));
+	remote_object_of(a, c.object);
 	return meta_put_copy(im->m, &c, false);
 }
 

@@ -105,7 +105,8 @@ struct copy_rec {
 	enum copy_tier tier;
 	enum copy_kind kind;
 	uint64_t file;   /* COPY_FILE: id of the backing file on NVMe */
-	char object[64]; /* COPY_OBJECT: remote version identity, NUL-ended */
+	char object[64]; /* COPY_OBJECT: what tells it on the remote (a
+			    version's identity, or FORMAT.md), NUL-ended */
 	uint64_t size;
 	uint32_t chunk_len; /* bytes a checksum covers (last chunk shorter) */
 	uint32_t n_chunks;

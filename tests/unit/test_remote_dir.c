@@ -201,14 +201,23 @@ static void others_files_are_theirs(struct remote *r, const char *dir)
 	int fd = content_fd(8, 5);
 	struct remote_attr a = attr_with(8, fd, 5), got;
 	struct remote_object *o;
-	char buf[16];
+	char buf[16], object[64];
 
 	write_text(at(dir, "foreign"), "not ours");
 	got = get(r, "foreign");
 	CHECK_STR(got.identity, "");
 	CHECK(!remote_attr_verified(&got));
 	CHECK_EQ(got.size, 8);
+	remote_object_of(&got, object);
 	remote_attr_fini(&got);
+
+	/* Told by size and time, also while it is being read. */
+	CHECK_EQ(r->ops->open_object(r, "foreign", object, &o), 0);
+	CHECK_EQ(r->ops->read_object(o, buf, sizeof(buf), 0), 8);
+	write_text(at(dir, "foreign"), "not ours either");
+	CHECK_EQ(r->ops->read_object(o, buf, sizeof(buf), 0), -EBADMSG);
+	r->ops->close_object(o);
+	CHECK_EQ(r->ops->open_object(r, "foreign", object, &o), -ENOENT);
 
 	/* Edited in place on the remote, to the same size. */
 	stage_place(r, "latest", &a, fd);
