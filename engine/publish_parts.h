@@ -261,6 +261,7 @@ struct step {
 	struct remote_attr has; /* on the remote; mode 0: nothing */
 	bool same;              /* content is right, whatever the attributes */
 	bool skip;              /* cannot be done; said already */
+	bool keep;              /* may have bytes that have no other name */
 	struct stage_job *job;  /* brings the wanted version; shared */
 };
 
@@ -290,6 +291,9 @@ MUST_CHECK int plan_order(const struct plan *plan, bool is_new,
 /* The step at whose path the remote has the bytes that s wants, or NULL. */
 MUST_CHECK int plan_source(const struct plan *plan, const struct step *s,
 			   struct step **out);
+/* s will not be placed: what may have its bytes, or what others have made of
+ * them, must not go. */
+MUST_CHECK int plan_keep(struct plan *plan, const struct step *s);
 /* -ENOENT: nothing a remote would show is at that path */
 MUST_CHECK int view_path_inode(const struct view *v, const char *path,
 			       struct inode_rec *out);

@@ -415,6 +415,8 @@ static int look_at(struct publisher *p, const struct view *v, struct step *s)
 	err = ON_REMOTE(p, s->path,
 			p->r->ops->get_attr(p->r, s->path, &s->has));
 	if (is_impossible(err)) {
+		if (S_ISREG(s->want.mode))
+			return stuck_at(p, s->path, err);
 		if (s->want.mode)
 			step_over(p, s->path, err);
 		s->skip = true;
@@ -600,4 +602,21 @@ int plan_source(const struct plan *plan, const struct step *s,
 	}
 	*out = search.found;
 	return 0;
+}
+
+static int keep_path(void *arg, const char *path)
+{
+	struct step *x = find(arg, path);
+
+	if (x && !x->has.identity[0])
+		x->keep = true;
+	return 0;
+}
+
+int plan_keep(struct plan *plan, const struct step *s)
+{
+	for (size_t i = 0; i < plan->n; i++)
+		plan->steps[i].keep |=
+			is_sought(&s->sought, &plan->steps[i].has);
+	return moves_back(&plan->moves, s->path, keep_path, plan);
 }

@@ -7,7 +7,9 @@
  *   paths → attributes → what is gone → sync → R := T → forget the note
  *
  * No new name precedes what it may refer to, and nothing is deleted before
- * all that replaces it is there. Until the note is forgotten a daemon that
+ * all that replaces it is there: a file that cannot be staged or placed makes
+ * it stand still, for what goes may be the only copy. Only a version whose
+ * bytes are nowhere is left out. Until the note is forgotten a daemon that
  * starts does this again before it replays anything: half of a step is no
  * state the log ever was in.
  */
@@ -147,12 +149,11 @@ static int wait_for(struct reconcile *rc, struct step *s)
 		return err;
 	if (err == PUB_GONE && !rc->last_try)
 		return PUB_GONE; /* of a later T, then */
-	if (err == PUB_GONE || is_impossible(err)) {
-		step_over(p, s->path, err == PUB_GONE ? -ENODATA : err);
-		s->skip = true;
-		return 0;
-	}
-	return stuck_at(p, s->path, err);
+	if (err != PUB_GONE)
+		return stuck_at(p, s->path, err);
+	step_over(p, s->path, -ENODATA);
+	s->skip = true;
+	return plan_keep(&rc->plan, s);
 }
 
 static int stage_all(struct reconcile *rc)
@@ -177,7 +178,7 @@ static int stage_all(struct reconcile *rc)
 /* Others' files stay, unless the events name them. */
 static bool may_go(struct reconcile *rc, const struct step *s)
 {
-	if (!s->has.mode || s->want.mode)
+	if (!s->has.mode || s->want.mode || s->keep)
 		return false;
 	return s->named || s->moved ||
 	       (S_ISREG(s->has.mode) &&
@@ -189,7 +190,7 @@ static int remove_step(struct reconcile *rc, struct step *s)
 	struct publisher *p = rc->p;
 	int err = ON_REMOTE(p, s->path, p->r->ops->remove(p->r, s->path));
 
-	if (err == -ENOTEMPTY)
+	if (err == -ENOTEMPTY && !s->want.mode)
 		message_warning("'%s' stays on %s: it holds files of others",
 				s->path, p->r->name);
 	else if (!err)
@@ -313,6 +314,8 @@ static int place(struct reconcile *rc, struct step *s)
 			err = place_once(rc, s);
 	}
 	if (is_unlike(err) || is_impossible(err)) {
+		if (S_ISREG(s->want.mode))
+			return stuck_at(p, s->path, err);
 		step_over(p, s->path, err);
 		s->skip = true;
 		return 0;

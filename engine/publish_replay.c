@@ -205,6 +205,13 @@ static int outcome(struct publisher *p, const char *path, int err)
 	return err;
 }
 
+/* The same where a file, or a tree of them, did not come to its name: without
+ * it nothing that comes later may be shown, so it is not left out. */
+static int outcome_of_files(int err)
+{
+	return is_unlike(err) || is_impossible(err) ? PUB_UNLIKE : err;
+}
+
 /* mode 0: nothing is there. */
 static int look(struct publisher *p, const char *path, struct remote_attr *out)
 {
@@ -243,7 +250,7 @@ static int place_one(struct publisher *p, const char *path,
 		err = ON_REMOTE(p, path, r->ops->link(r, placed, path));
 	else
 		err = ON_REMOTE(p, path, r->ops->place(r, path, attr));
-	return outcome(p, path, err);
+	return outcome_of_files(err);
 }
 
 static bool is_running(struct publisher *p, const struct stage_job *job)
@@ -280,7 +287,7 @@ static int do_seal(struct publisher *p, struct pub_event *pe)
 		return 0;
 	err = wait_staged(p, pe);
 	if (err)
-		return outcome(p, ev->paths[0], err);
+		return outcome_of_files(err);
 	for (size_t i = 0; i < ev->n_paths && !err; i++) {
 		err = place_one(p, ev->paths[i], &pe->job->attr, placed);
 		placed = placed ? placed : ev->paths[i];
@@ -338,7 +345,7 @@ static int do_link(struct publisher *p, const struct event *ev)
 	if (err)
 		return err;
 	err = ON_REMOTE(p, to, p->r->ops->link(p->r, ev->paths[0], to));
-	return outcome(p, to, err);
+	return outcome_of_files(err);
 }
 
 /* Only what the event names: see the head of this file. */
@@ -424,7 +431,7 @@ static int do_rename(struct publisher *p, const struct event *ev)
 	err = ON_REMOTE(p, to, p->r->ops->rename(p->r, from, to));
 	if (!err && S_ISDIR(ev->rec.mode))
 		err = folder_moved(p, from, to, false);
-	return outcome(p, to, err);
+	return outcome_of_files(err);
 }
 
 /* Twice is not once: what may have been done is told by its version, and for
@@ -462,7 +469,7 @@ static int do_exchange(struct publisher *p, const struct event *ev)
 		return PUB_UNLIKE; /* a step can, object by object */
 	if (!err)
 		err = folder_moved(p, a, b, true);
-	return outcome(p, b, err);
+	return outcome_of_files(err);
 }
 
 /* ---- attributes ------------------------------------------------------- */

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from calls import RENAME_EXCHANGE, fails, noise, read, rename2, tick
+from calls import RENAME_EXCHANGE, fails, noise, read, rename2, tick, write
 from mounted import Mounted
 import user
 
@@ -96,3 +96,19 @@ def test_attributes_do_not_go_to_what_replaced_it(m):
     os.utime(m.path / "a", ns=(1, 10**18))
     m.wait("remote")
     assert os.stat(m.remote_dir / "a").st_mtime_ns == before
+
+
+def test_renamed_in_one_step_after_its_owner_went_on(m):
+    """What the owner has added is not removed with the old name."""
+    m.start()
+    os.rename(m.remote_dir, m.base / "away")
+    for i in range(5):
+        write(m.path / "step", noise(200_000, i))
+        m.wait("nvme")
+    os.rename(m.path / "a", m.path / "archive")
+    m.wait("nvme")
+    with open(m.base / "away" / "a", "ab") as f:
+        f.write(b"more")
+    os.rename(m.base / "away", m.remote_dir)
+    m.wait("remote", timeout=60)
+    assert read(m.remote_dir / "a") == noise(MB, "a") + b"more"
