@@ -294,6 +294,28 @@ static int restage(struct publisher *p, struct stage_job *job)
 			       p->r->ops->restage(p->r, &job->attr, job->from));
 }
 
+/* Was on the remote: a step that a daemon died in may have come so far with
+ * what was its only copy. */
+static int find_staged(struct publisher *p, struct stage_job *job)
+{
+	CLEANUP(copy_rec_fini) struct copy_rec copy = { 0 };
+	struct remote_attr *a = &job->attr;
+	int err = meta_copy(p->m, job->version, COPY_REMOTE, &copy);
+
+	if (err)
+		return err == -ENOENT ? PUB_GONE : err;
+	err = ON_REMOTE(p, job->path, p->r->ops->restage(p->r, a, NULL));
+	if (err)
+		return is_unlike(err) ? PUB_GONE : err;
+	if (copy.verified && copy.size == a->size) {
+		free(a->crcs);
+		a->crcs = MOVE(copy.crcs);
+		a->n_chunks = copy.n_chunks;
+		copy.n_chunks = 0;
+	}
+	return 0;
+}
+
 static int run(struct publisher *p, struct stage_job *job)
 {
 	int err = 0;
@@ -302,10 +324,10 @@ static int run(struct publisher *p, struct stage_job *job)
 		err = look_for_placed(p, job);
 	if (err || job->placed)
 		return err;
-	if (!job->from)
-		return stage_bytes(p, job);
-	err = restage(p, job);
-	return is_unlike(err) ? stage_bytes(p, job) : err;
+	err = job->from ? restage(p, job) : -ENOENT;
+	if (is_unlike(err))
+		err = stage_bytes(p, job);
+	return err == PUB_GONE ? find_staged(p, job) : err;
 }
 
 void *stager_main(void *arg)

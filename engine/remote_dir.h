@@ -257,6 +257,14 @@ MUST_CHECK int staged_write_name(struct dir_root *root, const char *path,
  * hold the same version: each can be changed and removed by itself.
  */
 MUST_CHECK int staged_new_tag(const char *identity, char tag[TAG_LEN]);
+/*
+ * Before the mtime of a file with the label tag, which st shows, is set: its
+ * sidecar takes either, so that whoever dies in between leaves an object that
+ * still is of its version.
+ *   -ENOENT  it has no sidecar that fits: it is, or counts as, one of others
+ */
+MUST_CHECK int staged_expect(struct dir_root *root, const char *tag,
+			     const struct stat *st, int64_t mtime_ns);
 /* Attributes, label and sidecar of the file `name` in staged/ (open as fd),
  * which is to be called `later` there; synced. tag "": of no version. */
 MUST_CHECK int staged_dress(struct remote_dir *d, struct dir_root *root, int fd,

@@ -78,6 +78,29 @@ int staged_new_tag(const char *identity, char tag[TAG_LEN])
 	return 0;
 }
 
+int staged_expect(struct dir_root *root, const char *tag, const struct stat *st,
+		  int64_t mtime_ns)
+{
+	const int64_t now =
+		st->st_mtim.tv_sec * INT64_C(1000000000) + st->st_mtim.tv_nsec;
+	struct sidecar side;
+	int err;
+
+	if (now == mtime_ns)
+		return 0;
+	err = sidecar_read(root, tag, &side);
+	if (err)
+		return err == -EBADMSG || err == -EOPNOTSUPP ? -ENOENT : err;
+	err = -ENOENT;
+	if (sidecar_fits(&side, st)) {
+		side.real_mtime[0] = now;
+		side.real_mtime[1] = mtime_ns;
+		err = sidecar_write(root, &side);
+	}
+	sidecar_fini(&side);
+	return err;
+}
+
 /* Attributes, label and sidecar of the file `name` in staged/, which is to be
  * called `later` there. tag "": of no version. */
 int staged_dress(struct remote_dir *d, struct dir_root *root, int fd,

@@ -92,7 +92,10 @@ static int dress_again(struct remote_dir *d, struct dir_root *root,
 
 	if (!err && !tag[0])
 		err = staged_new_tag(attr->identity, tag);
-	if (err)
+	/* Its inode may still be shown at its old name: see restage(). */
+	if (!err)
+		err = staged_expect(root, tag, &n.st, attr->mtime_ns);
+	if (err && err != -ENOENT)
 		return err;
 	fd = node_reopen(&n, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)

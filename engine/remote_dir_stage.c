@@ -216,7 +216,8 @@ int dir_unstage_all(struct remote *r, const char *uuid)
 
 /*
  * Another name for the inode, under a new label; the old name goes soon, and
- * till then shares it. (With labels in names/ the old name keeps its own.)
+ * till then shares it. (With labels in names/ the old name keeps its own.) A
+ * file of others is known by its mtime: one that shall have another is copied.
  */
 static int share_part(struct remote_dir *d, struct dir_root *root,
 		      const struct place *from, const char *from_path,
@@ -229,8 +230,10 @@ static int share_part(struct remote_dir *d, struct dir_root *root,
 
 	if (!err)
 		err = staged_new_tag(attr->identity, tag);
+	if (!err)
+		err = staged_expect(root, was.tag, &was.st, attr->mtime_ns);
 	if (err)
-		return err;
+		return err == -ENOENT ? -EOPNOTSUPP : err;
 	if (linkat(from->parent, from->name, root->staged, part, 0))
 		return -EOPNOTSUPP;
 	fd = open_anyway(root->staged, part,

@@ -445,3 +445,60 @@ def test_full_shows_no_attribute_of_later(mode):
             m.stop()
     finally:
         m.close()
+
+
+def dies_at(m, fault):
+    """Mounted, and killed there, once all that is due has been tried."""
+    os.environ["CKPTFS_FAULT"] = f"{fault}:kill"
+    try:
+        with open(m.log, "ab") as log:
+            m.process = m.popen(m.command(), stdin=subprocess.DEVNULL,
+                                stdout=log, stderr=log)
+    finally:
+        del os.environ["CKPTFS_FAULT"]
+    mounted.until(lambda: m.process.poll() is not None
+                  or mounted.is_mountpoint(m.path) and
+                  m.ctl("wait", m.path, "--level", "remote", "--timeout",
+                        "5", check=False).returncode == 0, 30)
+    died = m.process.poll() is not None
+    if not died:
+        m.kill()
+    m.process = None
+    if mounted.is_mountpoint(m.path):
+        m.unmount(lazy=True)
+    return died
+
+
+@pytest.mark.parametrize("nth", (1, 2, 3))
+@pytest.mark.parametrize("whose", ("ours", "others"))
+def test_killed_as_the_only_copy_gets_another_time(mode, whose, nth):
+    """Renamed and touched in one step: at any moment what is on the remote is
+    of that version, under one name or the other."""
+    sweep.need_faults()
+    data = calls.noise(3 * MB)
+    m = mounted.Mounted(mode, remote=True)
+    try:
+        if whose == "others":
+            (m.remote_dir / "f").write_bytes(data)
+        m.start()
+        if whose == "ours":
+            calls.write(m.path / "f", data)
+            m.evict("remote", m.path / "f")
+        m.stop()
+        os.rename(m.remote_dir, m.base / "away")
+        m.start()
+        for i in range(3):
+            calls.write(m.path / "step", calls.noise(200_000, i))
+            m.wait("nvme")
+        os.rename(m.path / "f", m.path / "g")
+        os.utime(m.path / "g", (10**9, 10**9))
+        m.stop()
+        os.rename(m.base / "away", m.remote_dir)
+        assert dies_at(m, f"sidecar.write:{nth}") or nth > 2
+        m.start()
+        m.wait("remote")
+        assert calls.read(m.remote_dir / "g") == data
+        assert not (m.remote_dir / "f").exists()
+        assert calls.read(m.path / "g") == data
+    finally:
+        m.close()
