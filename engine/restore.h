@@ -19,9 +19,10 @@
  * owners, times, xattrs; no events. Files put there by others come as
  * unverified. Listing is not atomic: lists again until nothing has changed.
  * Attaches the remote first (remote_attach). Nothing else runs yet: it also
- * advances D and R to the last number itself, and only then notes that the
- * import is done. An import that died half-way is simply run again: what is
- * there already is kept.
+ * advances D and R to the last number itself, if nothing before it waits for a
+ * flush, and only then notes that the import is done. An import that died
+ * half-way is simply run again: what is there already is kept. What this mount
+ * published itself is left alone, for what is known here counts.
  *
  *   -ENOTCONN, -ETIMEDOUT, -EIO …  the remote is down: why says how
  */
@@ -30,6 +31,11 @@ MUST_CHECK int restore_import(struct meta *m, struct remote *r,
 /* false: a mount with a remote must (again) restore_import() before it
  * answers its first request. */
 bool restore_is_done(const struct meta *m);
+/*
+ * At every start, before D moves: an import whose end was not durable yet is,
+ * or is lost with the accepted state and to be made again.
+ */
+MUST_CHECK int restore_recall(struct meta *m, bool accepted_lost);
 
 /*
  * A fetch fills a backing file with a remote-only version, several ranges in

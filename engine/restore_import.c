@@ -13,10 +13,12 @@
 #include "engine/restore.h"
 #include "engine/restore_scan.h"
 #include "engine/tier.h"
+#include "metadata/bytes.h"
 #include "metadata/fault.h"
 
 #define NOTE_DONE "restore.done"
 #define TXN_BATCH 7u /* names a transaction: it takes 8 at most */
+#define UUID_DIGITS 32
 #define LOG_BYTES ((size_t)16 << 20)
 
 /* ---- into the namespace ----------------------------------------------- */
@@ -119,6 +121,16 @@ static int put_some(struct import *im, struct node *dir, struct node **some,
 	return txn_commit(t, &seq);
 }
 
+/* What this mount published is no news: if it is not here, it was renamed or
+ * deleted, and the remote has not heard of it yet. */
+static bool is_ours(const struct import *im, const struct node *n)
+{
+	char ours[REMOTE_IDENTITY_LEN + 1];
+
+	remote_identity(im->m, 0, ours);
+	return !strncmp(n->attr.identity, ours, UUID_DIGITS);
+}
+
 /* Is it there already (an import that died, local state from before)? Then
  * it stays as it is. */
 static int find_old(struct import *im, const struct node *dir, struct node *n)
@@ -138,7 +150,7 @@ static int put_dir(struct import *im, struct node *dir)
 	for (size_t i = 0; i < dir->n && !err; i++) {
 		struct node *child = &dir->children[i];
 
-		if (!child->attr.mode)
+		if (!child->attr.mode || is_ours(im, child))
 			continue;
 		err = find_old(im, dir, child);
 		if (err != -ENOENT)
@@ -226,6 +238,26 @@ static int advance_all(struct meta *m)
 	return err;
 }
 
+/*
+ * The note: 1, or 2 and the last number of the import while that is in the
+ * accepted state alone, because what is before it in the log must be flushed
+ * first: the follower will.
+ */
+#define NOTE_LEN 9
+
+static int note_until(struct meta *m, uint64_t seq)
+{
+	uint8_t note[NOTE_LEN] = { 2 };
+
+	put_le(note + 1, seq, 8);
+	return meta_set_note(m, NOTE_DONE, note, sizeof(note));
+}
+
+static int note_done(struct meta *m)
+{
+	return meta_set_note(m, NOTE_DONE, "\1", 1);
+}
+
 /* fresh: the remote shows all there is here. */
 static int settle(struct meta *m, bool fresh)
 {
@@ -233,15 +265,28 @@ static int settle(struct meta *m, bool fresh)
 
 	if (!err && fresh)
 		err = meta_set_remote_seq(m, meta_nvme_seq(m), true);
-	return err ? err : meta_set_note(m, NOTE_DONE, "\1", 1);
+	return err ? err : note_done(m);
 }
 
 bool restore_is_done(const struct meta *m)
 {
-	uint8_t note;
+	uint8_t note[NOTE_LEN];
 	size_t len = sizeof(note);
 
-	return !meta_note(m, NOTE_DONE, &note, &len) && len;
+	return !meta_note(m, NOTE_DONE, note, &len) && len;
+}
+
+int restore_recall(struct meta *m, bool accepted_lost)
+{
+	uint8_t note[NOTE_LEN] = { 0 };
+	size_t len = sizeof(note);
+	int err = meta_note(m, NOTE_DONE, note, &len);
+
+	if (err || len != sizeof(note) || note[0] != 2)
+		return err == -ENOENT ? 0 : err;
+	if (meta_nvme_seq(m) >= get_le(note + 1, 8))
+		return note_done(m);
+	return accepted_lost ? meta_set_note(m, NOTE_DONE, "", 0) : 0;
 }
 
 int restore_import(struct meta *m, struct remote *r, uint64_t *n_files,
@@ -264,12 +309,11 @@ int restore_import(struct meta *m, struct remote *r, uint64_t *n_files,
 	err = put_root(&im, scan_root(s), fresh);
 	if (!err)
 		err = put_tree(&im, scan_root(s));
-	/* What else is in the log must be flushed first: the follower will,
-	 * and the import is made once more at the next mount. */
 	if (!err)
 		err = FAULT("import.settle", -EIO);
-	if (!err && all_durable)
-		err = settle(m, fresh);
+	if (!err)
+		err = all_durable ? settle(m, fresh)
+				  : note_until(m, meta_accepted_seq(m));
 	if (err) {
 		snprintf(why, why_len, "cannot take over what %s holds: %s",
 			 r->name, strerror(-err));

@@ -17,8 +17,11 @@ int start_remote(struct start *s)
 {
 	struct engine *e = s->e;
 	char why[200] = "";
-	int r;
+	int r = restore_recall(e->meta, e->opened.start == META_POWER_CUT);
 
+	if (r < 0)
+		return start_fail(s, r, "cannot note what was taken over: %s",
+				  strerror(-r));
 	if (!e->config.remote)
 		return 0;
 	r = remote_open(e->config.remote, &e->remote);

@@ -251,3 +251,22 @@ def test_remote_as_source(pair, mode):
     until(second._is_up, 60)
     assert read(second.path / "f") == b"x"
     assert second.status()["remote"].endswith(str(first.remote_dir))
+
+
+def test_joined_while_there_is_something_to_flush(fresh):
+    """remote= comes to a mount whose daemon died with unflushed data: what is
+    deleted afterwards does not come back from there."""
+    m = fresh(flush_rate="1M")
+    for name in ("f", "g"):
+        write(m.path / name, noise(5 * MB, name))
+    m.kill()
+    m.start(flush_rate=None, remote=f"dir:{m.remote_dir}")
+    m.wait("remote")
+    os.rename(m.remote_dir, m.base / "away")
+    os.unlink(m.path / "f")
+    m.stop()
+    os.rename(m.base / "away", m.remote_dir)
+    m.start()
+    assert os.listdir(m.path) == ["g"]
+    m.wait("remote")
+    assert sorted(os.listdir(m.remote_dir)) == [".ckptfs", "g"]

@@ -142,6 +142,37 @@ static void imports(void)
 	CHECK(restore_is_done(w.m));
 }
 
+/* What stands before it in the log is not flushed yet. */
+static void imports_what_is_not_durable(void)
+{
+	char why[256] = "";
+	struct txn *t = txn_begin(w.m);
+	uint64_t n = 0, seq;
+
+	txn_put_xattr(t, META_ROOT_INO, "user.early", "1", 1);
+	CHECK_EQ(txn_commit(t, &seq), 0);
+	CHECK_EQ(meta_set_note(w.m, "restore.done", "", 0), 0);
+	write_text(at(dir, "late"), "by others");
+	CHECK_EQ(restore_import(w.m, r, &n, why, sizeof(why)), 0);
+	CHECK_EQ(n, 1);
+	CHECK(meta_nvme_seq(w.m) < seq);
+
+	/* Done, for who has the accepted state; else to be done again. */
+	CHECK(restore_is_done(w.m));
+	world_restart(&w);
+	CHECK_EQ(restore_recall(w.m, false), 0);
+	CHECK(restore_is_done(w.m));
+	world_power_cut(&w);
+	CHECK_EQ(restore_recall(w.m, true), 0);
+	CHECK(!restore_is_done(w.m));
+	CHECK_EQ(restore_import(w.m, r, &n, why, sizeof(why)), 0);
+	CHECK_EQ(n, 1);
+	world_power_cut(&w);
+	CHECK_EQ(restore_recall(w.m, true), 0);
+	CHECK(restore_is_done(w.m));
+	CHECK_EQ(inode_at("late").size, 9);
+}
+
 /* ---- fetching --------------------------------------------------------- */
 
 struct outcome {
@@ -380,6 +411,7 @@ int main(void)
 	r = attached(dir);
 	populate();
 	imports();
+	imports_what_is_not_durable();
 	CHECK_EQ(fetcher_new(w.m, r, &fr), 0);
 	fetches(fr);
 	fetches_what_is_not_verified(fr);
