@@ -48,6 +48,8 @@ struct backing {
 	uint64_t version;         /* whose content it is; 0: unsealed content */
 	uint64_t charged;         /* bytes of the reserve it holds (DRAM) */
 	uint64_t promised;        /* ... and may still take, for certain */
+	uint64_t allocated;       /* bytes from 0 whose pages a lease has seen
+				     to (DRAM); guard: its writer's inode */
 	bool expected;            /* how long it will be was known; immutable */
 	unsigned refs;
 	bool recorded;  /* DRAM: its version has a synced copy elsewhere.
@@ -482,8 +484,6 @@ MUST_CHECK int inode_log_unsealed_locked(struct engine *e, struct inode *in,
 
 /* settle.c */
 void mark_add(struct engine *e, struct inode *in);
-/* Closed, and not sealed yet: leave the backing file and its times alone. */
-bool inode_is_marked(struct engine *e, struct inode *in);
 /* -errno: a seal failed; its mark, and those behind it, wait. */
 int settle(struct engine *e);
 /* For an event that need not wait for marks, in general. */
@@ -536,8 +536,8 @@ void *leaser_main(void *arg);
 /* Room on NVMe for what was accepted, or -ENOSPC to whoever closes. */
 MUST_CHECK int lease_nvme_locked(struct engine *e, struct inode *in,
 				 uint64_t size) MUST_HOLD(in->lock);
-/* DRAM is short: what files that do not grow hold ahead is taken back. false:
- * there is none. Locks inodes. */
+/* DRAM is short: what files that do not grow are charged ahead, but do not
+ * hold, is taken back. false: there is none. Locks inodes. */
 bool leases_reclaim(struct engine *e);
 /* No version needs the file that was set aside on NVMe. */
 void lease_drop_nvme_locked(struct engine *e, struct inode *in)

@@ -55,6 +55,8 @@ int inode_truncate_locked(struct engine *e, struct inode *in, uint64_t size)
 		in->lease_size = size;
 		if (in->backing->where == BACKING_NVME && in->nvme_room > size)
 			in->nvme_room = size;
+		if (in->backing->allocated > size)
+			in->backing->allocated = size;
 		(void)!lease_exact_locked(e, in, size);
 	}
 	return r;

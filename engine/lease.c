@@ -6,7 +6,7 @@
  * a lease of what it has plus as much again ahead of it. The charge of the
  * backing file is what it holds or is promised; the NVMe file that the flush
  * will fill is preallocated with it. At the final seal both are cut to the
- * content.
+ * content; before, while somebody can write the file, nothing is cut off it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -43,28 +43,41 @@ static int preallocate(struct tier *t, int fd, uint64_t off, uint64_t len)
 	return r;
 }
 
-/* Charges and allocates DRAM up to `upto` bytes of the file. */
-static int extend_dram(struct engine *e, struct inode *in, uint64_t upto)
+/* Charges DRAM for `upto` bytes of the file: a number, and as much less
+ * ballast. */
+static int charge_dram(struct engine *e, struct inode *in, uint64_t upto)
 	MUST_HOLD(in->lock);
-static int extend_dram(struct engine *e, struct inode *in, uint64_t upto)
+static int charge_dram(struct engine *e, struct inode *in, uint64_t upto)
 {
 	struct backing *b = in->backing;
-	uint64_t had = b->charged;
-	uint64_t from = had < MIB ? 0 : had; /* the first charge has no pages */
-	int fd, r;
+	int r;
 
-	if (upto <= had)
+	if (upto <= b->charged)
 		return 0;
 	backing_take_promised(e, b, upto);
 	r = upto > b->charged ? dram_take(e, upto - b->charged) : 0;
-	if (r < 0)
-		return r;
-	backing_set_charge(e, b, upto);
+	if (r == 0)
+		backing_set_charge(e, b, upto);
+	return r;
+}
+
+/* Allocates what was charged, up to `upto`. */
+static int allocate_dram(struct engine *e, struct inode *in, uint64_t upto)
+	MUST_HOLD(in->lock);
+static int allocate_dram(struct engine *e, struct inode *in, uint64_t upto)
+{
+	struct backing *b = in->backing;
+	int fd, r;
+
+	if (upto <= b->allocated)
+		return 0;
 	r = e->dram->ops->open(e->dram, b->id, O_RDWR, &fd);
 	if (r < 0)
 		return r;
-	r = preallocate(e->dram, fd, from, upto - from);
+	r = preallocate(e->dram, fd, b->allocated, upto - b->allocated);
 	close(fd);
+	if (r == 0)
+		b->allocated = upto;
 	return r;
 }
 
@@ -103,6 +116,18 @@ int lease_nvme_locked(struct engine *e, struct inode *in, uint64_t size)
 	return in->backing ? extend_nvme(e, in, round_up(size, 4096)) : 0;
 }
 
+/* Room for `upto` bytes on both tiers; on DRAM that is a charge. */
+static int room_locked(struct engine *e, struct inode *in, uint64_t upto)
+	MUST_HOLD(in->lock);
+static int room_locked(struct engine *e, struct inode *in, uint64_t upto)
+{
+	int r = extend_nvme(e, in, upto);
+
+	if (r == 0 && in->backing->where == BACKING_DRAM)
+		r = charge_dram(e, in, upto);
+	return r;
+}
+
 int lease_exact_locked(struct engine *e, struct inode *in, uint64_t size)
 {
 	uint64_t upto = round_up(size, 4096);
@@ -110,9 +135,9 @@ int lease_exact_locked(struct engine *e, struct inode *in, uint64_t size)
 
 	if (!in->backing)
 		return 0;
-	r = extend_nvme(e, in, upto);
+	r = room_locked(e, in, upto);
 	if (r == 0 && in->backing->where == BACKING_DRAM)
-		r = extend_dram(e, in, upto);
+		r = allocate_dram(e, in, upto);
 	return r;
 }
 
@@ -163,26 +188,56 @@ static void cut_to_content(struct engine *e, struct inode *in,
 	close(fd);
 }
 
-void lease_trim_locked(struct engine *e, struct inode *in)
+/* The charge becomes what it holds. */
+static void charge_what_is_held(struct engine *e, struct backing *b,
+				const struct stat *st)
 {
-	struct backing *b = in->backing;
-	struct stat st;
-	uint64_t held;
+	uint64_t held = (uint64_t)st->st_blocks * 512;
 
-	if (!b || b->where != BACKING_DRAM || fstat(in->ro_fd, &st))
-		return;
-	held = (uint64_t)st.st_blocks * 512;
-	if (held > round_up((uint64_t)st.st_size, 4096)) {
-		cut_to_content(e, in, &st);
-		if (fstat(in->ro_fd, &st))
-			return;
-		held = (uint64_t)st.st_blocks * 512;
-	}
 	if (held > b->charged)
 		reserve_charge(e->reserve, held - b->charged);
 	else
 		reserve_give(e->reserve, b->charged - held);
 	backing_set_charge(e, b, held);
+}
+
+void lease_trim_locked(struct engine *e, struct inode *in)
+{
+	struct backing *b = in->backing;
+	struct stat st;
+	uint64_t size;
+
+	if (!b || b->where != BACKING_DRAM || fstat(in->ro_fd, &st))
+		return;
+	size = round_up((uint64_t)st.st_size, 4096);
+	if ((uint64_t)st.st_blocks * 512 > size) {
+		cut_to_content(e, in, &st);
+		if (fstat(in->ro_fd, &st))
+			return;
+	}
+	if (b->allocated > size)
+		b->allocated = size;
+	charge_what_is_held(e, b, &st);
+}
+
+/*
+ * Numbers only. Nothing can be cut off a file that has a writer: by the time
+ * the punch gets the file's lock, a write has put there what was room.
+ */
+static uint64_t reclaim_locked(struct engine *e, struct inode *in)
+	MUST_HOLD(in->lock);
+static uint64_t reclaim_locked(struct engine *e, struct inode *in)
+{
+	struct backing *b = in->backing;
+	struct stat st;
+	uint64_t before;
+
+	if (!b || b->where != BACKING_DRAM || b->expected ||
+	    fstat(in->ro_fd, &st) || (uint64_t)st.st_size != in->lease_size)
+		return 0;
+	before = b->charged;
+	charge_what_is_held(e, b, &st);
+	return b->charged < before ? before - b->charged : 0;
 }
 
 bool leases_reclaim(struct engine *e)
@@ -192,22 +247,10 @@ bool leases_reclaim(struct engine *e)
 	uint64_t freed = 0;
 
 	for (unsigned i = 0; i < n; i++) {
-		struct inode *in = batch[i];
-		struct stat st;
-
-		mutex_lock(&in->lock);
-		if (in->backing && in->backing->where == BACKING_DRAM &&
-		    !in->backing->expected && !fstat(in->ro_fd, &st) &&
-		    (uint64_t)st.st_size == in->lease_size &&
-		    !inode_is_marked(e, in)) {
-			uint64_t before = in->backing->charged;
-
-			lease_trim_locked(e, in);
-			if (in->backing->charged < before)
-				freed += before - in->backing->charged;
-		}
-		mutex_unlock(&in->lock);
-		inode_put(e, in);
+		mutex_lock(&batch[i]->lock);
+		freed += reclaim_locked(e, batch[i]);
+		mutex_unlock(&batch[i]->lock);
+		inode_put(e, batch[i]);
 	}
 	return freed > 0;
 }
@@ -227,14 +270,48 @@ static uint64_t ahead_of(struct engine *e, const struct backing *b,
 	return ahead < e->config.dram / 8 ? ahead : e->config.dram / 8;
 }
 
+/* The charge of one that has `size` bytes, or its room on NVMe, goes ahead. */
+static void charge_ahead_locked(struct engine *e, struct inode *in,
+				uint64_t size) MUST_HOLD(in->lock);
+static void charge_ahead_locked(struct engine *e, struct inode *in,
+				uint64_t size)
+{
+	struct backing *b = in->backing;
+	uint64_t ahead = ahead_of(e, b, size);
+	uint64_t want = round_up(size + ahead, b->expected ? 4096 : 2 * MIB);
+	uint64_t have = b->where == BACKING_DRAM ? b->charged : in->nvme_room;
+
+	if (size + ahead / 2 > have && room_locked(e, in, want) < 0)
+		(void)!room_locked(e, in, round_up(size, 4096));
+}
+
+/*
+ * Its pages do, but no further than it has come: a charge that turns out too
+ * high can be had back at once, pages only when its last writer is gone.
+ */
+static void allocate_ahead_locked(struct engine *e, struct inode *in,
+				  uint64_t size) MUST_HOLD(in->lock);
+static void allocate_ahead_locked(struct engine *e, struct inode *in,
+				  uint64_t size)
+{
+	struct backing *b = in->backing;
+	uint64_t ahead = ahead_of(e, b, size), upto;
+
+	if (ahead > size)
+		ahead = size;
+	upto = round_up(size + ahead, 2 * MIB);
+	if (b->where == BACKING_DRAM && size + ahead / 2 > b->allocated)
+		(void)!allocate_dram(e, in,
+				     upto < b->charged ? upto : b->charged);
+}
+
 /* One look at one writer; true if it is growing. */
 static bool look_locked(struct engine *e, struct inode *in) MUST_HOLD(in->lock);
 static bool look_locked(struct engine *e, struct inode *in)
 {
 	struct stat st;
-	uint64_t size, ahead, want, room;
 	struct look now;
-	int r;
+	uint64_t size;
 
 	if (!in->written || !in->backing || fstat(in->ro_fd, &st))
 		return false;
@@ -250,16 +327,9 @@ static bool look_locked(struct engine *e, struct inode *in)
 		in->lease_size = size;
 		return grew;
 	}
-	ahead = ahead_of(e, in->backing, size);
 	in->lease_size = size;
-	room = in->backing->where == BACKING_DRAM ? in->backing->charged
-						  : in->nvme_room;
-	if (size + ahead / 2 <= room)
-		return true;
-	want = round_up(size + ahead, in->backing->expected ? 4096 : 2 * MIB);
-	r = lease_exact_locked(e, in, want);
-	if (r < 0)
-		(void)!lease_exact_locked(e, in, size);
+	charge_ahead_locked(e, in, size);
+	allocate_ahead_locked(e, in, size);
 	return true;
 }
 

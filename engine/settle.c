@@ -109,16 +109,6 @@ void mark_add(struct engine *e, struct inode *in)
 		inode_put(e, in);
 }
 
-bool inode_is_marked(struct engine *e, struct inode *in)
-{
-	bool marked;
-
-	mutex_lock(&e->marks.lock);
-	marked = in->in_marks || in->in_run;
-	mutex_unlock(&e->marks.lock);
-	return marked;
-}
-
 /* ---- a run of marks --------------------------------------------------- */
 
 /* From the head of the list, in its order. */

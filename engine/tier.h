@@ -59,8 +59,8 @@ struct tier_ops {
 	 * size and times. -ENOSPC: there is none. */
 	int (*preallocate)(struct tier *t, int fd, uint64_t off, uint64_t len);
 	/* Give back what is allocated behind size, or behind the end of the
-	 * file if that is greater; keeps size and times. nvme: nobody may be
-	 * growing the file. */
+	 * file if that is greater; keeps size and times. Nobody may be able
+	 * to write the file: what a write puts there meanwhile is lost. */
 	int (*trim)(struct tier *t, int fd, uint64_t size);
 	/*
 	 * Start one write; done() runs exactly once iff this returns 0, from

@@ -14,9 +14,8 @@
 #define PAGE_LEN UINT64_C(4096)
 
 /*
- * By punching, not by truncating: a passthrough writer may be growing the
- * file at this moment, and a truncate to the size we just read would cut off
- * what it wrote since.
+ * What a write(2) puts behind the end between the look and the punch, which
+ * waits for it, would be lost: as with a truncate, nobody may be writing.
  */
 static int dram_trim(struct tier *t, int fd, uint64_t size)
 {

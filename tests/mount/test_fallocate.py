@@ -4,6 +4,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import threading
+import time
 
 import pytest
 
@@ -284,3 +286,56 @@ def test_takes_back_what_idle_files_hold_ahead(fresh):
             os.write(one, noise(MB))
             tick()
         fallocate(fd, 0, 0, 24 * MB)
+
+
+@contextlib.contextmanager
+def fallocates_in_vain(m):
+    """A neighbour that asks for more than DRAM has, again and again."""
+    stop = threading.Event()
+    failed = []
+
+    def ask():
+        with opened(m.path / "greedy", os.O_RDWR | os.O_CREAT) as fd:
+            while not stop.is_set():
+                failed.append(errno_of(fallocate, fd, KEEP_SIZE, 0, 400 * MB))
+
+    neighbour = threading.Thread(target=ask)
+    neighbour.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        neighbour.join()
+    assert m.plain or errno.ENOSPC in failed
+
+
+@pytest.mark.modes("passthrough", "served")
+def test_room_is_never_taken_from_under_a_writer(fresh):
+    """What is behind the end of a file is not idle room while somebody may
+    write there."""
+    m = fresh(dram="256M")
+    piece = noise(2 * MB)
+    with fallocates_in_vain(m):
+        for i in range(8):
+            with opened(m.path / "f", os.O_WRONLY | os.O_CREAT) as fd:
+                for _ in range(16):
+                    os.write(fd, piece)
+                    time.sleep(0.0013)  # it looks idle to the leaser
+            assert read(m.path / "f") == piece * 16, i
+            os.unlink(m.path / "f")
+
+
+@pytest.mark.modes("passthrough", "served")
+def test_room_is_never_taken_from_within_a_file(fresh):
+    """Sized by its last byte, as np.memmap and HDF5 do, then filled."""
+    m = fresh(dram="256M")
+    piece = noise(MB)
+    with fallocates_in_vain(m):
+        for i in range(8):
+            with opened(m.path / "f", os.O_WRONLY | os.O_CREAT) as fd:
+                os.pwrite(fd, piece[-1:], 64 * MB - 1)
+                time.sleep(0.005)  # it is leased, and looks idle then
+                for at in range(0, 64 * MB, MB):
+                    os.pwrite(fd, piece, at)
+            assert read(m.path / "f") == piece * 64, i
+            os.unlink(m.path / "f")
