@@ -192,7 +192,8 @@ struct inode {
 	int64_t snapshot_ns;
 	struct fetch *fetch;
 	int error;           /* told once by fsync or close */
-	uint64_t lease_size; /* size at the last look of the lease thread */
+	uint64_t lease_size; /* size at the last look of the leaser */
+	bool lease_lags;     /* ... which wants more of it allocated */
 	uint64_t nvme_room;  /* bytes preallocated for next_version */
 	bool streamed;       /* next_version's file may hold something */
 	unsigned n_borrowed; /* writable descriptors given out */
@@ -266,6 +267,8 @@ struct engine {
 		TAILQ_HEAD(, inode) list;
 		bool stop;
 		bool asleep; /* the leaser: it must be woken */
+		pthread_cond_t lags;
+		bool lag; /* there is something for the allocator */
 	} watch;
 	struct backings backings;
 	struct ahead ahead;
@@ -533,6 +536,7 @@ unsigned watch_take(struct engine *e, struct inode **batch, unsigned max);
 
 /* lease.c */
 void *leaser_main(void *arg);
+void *allocator_main(void *arg);
 /* Room on NVMe for what was accepted, or -ENOSPC to whoever closes. */
 MUST_CHECK int lease_nvme_locked(struct engine *e, struct inode *in,
 				 uint64_t size) MUST_HOLD(in->lock);

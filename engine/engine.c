@@ -234,6 +234,7 @@ static int start_threads(struct start *s)
 		{ "ckpt-timer", timer_main },
 		{ "ckpt-settle", settler_main },
 		{ "ckpt-lease", leaser_main },
+		{ "ckpt-allocate", allocator_main },
 		{ "ckpt-flush", flusher_main },
 		{ "ckpt-flush", flusher_main },
 		{ "ckpt-stream", streamer_main },
@@ -269,6 +270,7 @@ static void engine_init(struct engine *e)
 	condition_init(&e->marks.settled);
 	condition_init(&e->marks.added);
 	condition_init(&e->watch.added);
+	condition_init(&e->watch.lags);
 	condition_init(&e->follow.kick);
 	condition_init(&e->follow.timed);
 	TAILQ_INIT(&e->marks.list);
@@ -400,6 +402,7 @@ static void stop_threads(struct engine *e)
 	mutex_lock(&e->watch.lock);
 	e->watch.stop = true;
 	pthread_cond_broadcast(&e->watch.added);
+	pthread_cond_broadcast(&e->watch.lags);
 	mutex_unlock(&e->watch.lock);
 	if (e->tensors)
 		tensors_stop(e);

@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Leases: room on both tiers, set aside ahead of a writer (DESIGN.md 4.3).
- * A passthrough write never comes to the daemon, so one thread looks at the
+ * A passthrough write never comes to the daemon, so the leaser looks at the
  * sizes of files being written, every millisecond while one grows, and keeps
  * a lease of what it has plus as much again ahead of it. The charge of the
  * backing file is what it holds or is promised; the NVMe file that the flush
  * will fill is preallocated with it. At the final seal both are cut to the
  * content; before, while somebody can write the file, nothing is cut off it.
+ *
+ * The leaser charges; a thread of its own, the allocator, has the pages and
+ * the blocks allocated: a fallocate waits for the write call that goes on in
+ * its file, up to 2 GiB of it, and all other writers live on the headroom
+ * meanwhile. For the same reason the leaser waits for no inode's lock, and
+ * what is written without being charged it finds by looking at the tmpfs.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -116,18 +122,6 @@ int lease_nvme_locked(struct engine *e, struct inode *in, uint64_t size)
 	return in->backing ? extend_nvme(e, in, round_up(size, 4096)) : 0;
 }
 
-/* Room for `upto` bytes on both tiers; on DRAM that is a charge. */
-static int room_locked(struct engine *e, struct inode *in, uint64_t upto)
-	MUST_HOLD(in->lock);
-static int room_locked(struct engine *e, struct inode *in, uint64_t upto)
-{
-	int r = extend_nvme(e, in, upto);
-
-	if (r == 0 && in->backing->where == BACKING_DRAM)
-		r = charge_dram(e, in, upto);
-	return r;
-}
-
 int lease_exact_locked(struct engine *e, struct inode *in, uint64_t size)
 {
 	uint64_t upto = round_up(size, 4096);
@@ -135,7 +129,9 @@ int lease_exact_locked(struct engine *e, struct inode *in, uint64_t size)
 
 	if (!in->backing)
 		return 0;
-	r = room_locked(e, in, upto);
+	r = extend_nvme(e, in, upto);
+	if (r == 0 && in->backing->where == BACKING_DRAM)
+		r = charge_dram(e, in, upto);
 	if (r == 0 && in->backing->where == BACKING_DRAM)
 		r = allocate_dram(e, in, upto);
 	return r;
@@ -215,9 +211,9 @@ void lease_trim_locked(struct engine *e, struct inode *in)
 		if (fstat(in->ro_fd, &st))
 			return;
 	}
-	if (b->allocated > size)
-		b->allocated = size;
 	charge_what_is_held(e, b, &st);
+	if (b->allocated > b->charged)
+		b->allocated = b->charged;
 }
 
 /*
@@ -270,83 +266,181 @@ static uint64_t ahead_of(struct engine *e, const struct backing *b,
 	return ahead < e->config.dram / 8 ? ahead : e->config.dram / 8;
 }
 
-/* The charge of one that has `size` bytes, or its room on NVMe, goes ahead. */
-static void charge_ahead_locked(struct engine *e, struct inode *in,
-				uint64_t size) MUST_HOLD(in->lock);
-static void charge_ahead_locked(struct engine *e, struct inode *in,
-				uint64_t size)
+/* How far the lease goes, once half of what it went ahead is used up; 0: it is
+ * not. */
+static uint64_t lease_end(struct engine *e, const struct inode *in,
+			  uint64_t have)
 {
-	struct backing *b = in->backing;
-	uint64_t ahead = ahead_of(e, b, size);
-	uint64_t want = round_up(size + ahead, b->expected ? 4096 : 2 * MIB);
-	uint64_t have = b->where == BACKING_DRAM ? b->charged : in->nvme_room;
+	const struct backing *b = in->backing;
+	uint64_t size = in->lease_size, ahead = ahead_of(e, b, size);
 
-	if (size + ahead / 2 > have && room_locked(e, in, want) < 0)
-		(void)!room_locked(e, in, round_up(size, 4096));
+	if (size + ahead / 2 <= have)
+		return 0;
+	return round_up(size + ahead, b->expected ? 4096 : 2 * MIB);
+}
+
+static void charge_ahead_locked(struct engine *e, struct inode *in)
+	MUST_HOLD(in->lock);
+static void charge_ahead_locked(struct engine *e, struct inode *in)
+{
+	if (charge_dram(e, in, lease_end(e, in, in->backing->charged)) < 0)
+		(void)!charge_dram(e, in, round_up(in->lease_size, 4096));
+}
+
+/* On NVMe there is room for what is charged. */
+static uint64_t nvme_wanted(struct engine *e, const struct inode *in)
+{
+	if (in->backing->where == BACKING_DRAM)
+		return in->backing->charged;
+	return lease_end(e, in, in->nvme_room);
 }
 
 /*
- * Its pages do, but no further than it has come: a charge that turns out too
- * high can be had back at once, pages only when its last writer is gone.
+ * Pages go ahead no further than the file has come: a charge that turns out
+ * too high can be had back at once, they only when the last writer is gone.
  */
-static void allocate_ahead_locked(struct engine *e, struct inode *in,
-				  uint64_t size) MUST_HOLD(in->lock);
-static void allocate_ahead_locked(struct engine *e, struct inode *in,
-				  uint64_t size)
+static uint64_t pages_wanted(struct engine *e, const struct inode *in)
 {
-	struct backing *b = in->backing;
-	uint64_t ahead = ahead_of(e, b, size), upto;
+	const struct backing *b = in->backing;
+	uint64_t size = in->lease_size, ahead = e->config.dram / 8, end;
 
+	if (ahead > AHEAD_MAX)
+		ahead = AHEAD_MAX;
 	if (ahead > size)
 		ahead = size;
-	upto = round_up(size + ahead, 2 * MIB);
-	if (b->where == BACKING_DRAM && size + ahead / 2 > b->allocated)
-		(void)!allocate_dram(e, in,
-				     upto < b->charged ? upto : b->charged);
+	if (b->where != BACKING_DRAM || size + ahead / 2 <= b->allocated)
+		return 0;
+	end = round_up(size + ahead, 2 * MIB);
+	return end < b->charged ? end : b->charged;
+}
+
+static bool lags(struct engine *e, const struct inode *in)
+{
+	return nvme_wanted(e, in) > in->nvme_room ||
+	       pages_wanted(e, in) > in->backing->allocated;
+}
+
+static void allocate_ahead_locked(struct engine *e, struct inode *in)
+	MUST_HOLD(in->lock);
+static void allocate_ahead_locked(struct engine *e, struct inode *in)
+{
+	if (extend_nvme(e, in, nvme_wanted(e, in)) < 0)
+		(void)!extend_nvme(e, in, round_up(in->lease_size, 4096));
+	(void)!allocate_dram(e, in, pages_wanted(e, in));
+}
+
+/* Closed, and unchanged since: an allocation would move ctime, and the settler
+ * would take it for still being written. */
+static bool is_closed_locked(const struct inode *in, const struct stat *st)
+	MUST_HOLD(in->lock);
+static bool is_closed_locked(const struct inode *in, const struct stat *st)
+{
+	struct look now = { true, (uint64_t)st->st_size, st->st_ctim };
+
+	return look_same(&in->mark, &now);
 }
 
 /* One look at one writer; true if it is growing. */
 static bool look_locked(struct engine *e, struct inode *in) MUST_HOLD(in->lock);
 static bool look_locked(struct engine *e, struct inode *in)
 {
+	uint64_t before = in->lease_size;
 	struct stat st;
-	struct look now;
-	uint64_t size;
 
-	if (!in->written || !in->backing || fstat(in->ro_fd, &st))
+	if (!in->written || !in->backing || fstat(in->ro_fd, &st) ||
+	    is_closed_locked(in, &st))
 		return false;
-	/* Unchanged since its mark: it was closed. An allocation would move
-	 * ctime, and the settler would take it for still being written. */
-	now = (struct look){ true, (uint64_t)st.st_size, st.st_ctim };
-	if (look_same(&in->mark, &now))
-		return false;
-	size = (uint64_t)st.st_size;
-	if (size == in->lease_size || size < LEASE_FROM) {
-		bool grew = size > in->lease_size;
-
-		in->lease_size = size;
-		return grew;
-	}
-	in->lease_size = size;
-	charge_ahead_locked(e, in, size);
-	allocate_ahead_locked(e, in, size);
+	in->lease_size = (uint64_t)st.st_size;
+	if (in->lease_size == before || in->lease_size < LEASE_FROM)
+		return in->lease_size > before;
+	if (in->backing->where == BACKING_DRAM)
+		charge_ahead_locked(e, in);
+	in->lease_lags = lags(e, in);
 	return true;
+}
+
+/* true: it lags. */
+TSA(no_thread_safety_analysis)
+static bool look_at_one(struct engine *e, struct inode *in, bool *growing)
+{
+	bool behind;
+
+	/* Perhaps its pages are being allocated, for as long as a write
+	 * call takes; the others must not wait for that. */
+	if (!mutex_trylock(&in->lock)) {
+		*growing = true;
+		return false;
+	}
+	*growing |= look_locked(e, in);
+	behind = in->lease_lags;
+	mutex_unlock(&in->lock);
+	return behind;
 }
 
 static bool look_at_all(struct engine *e)
 {
 	struct inode *batch[N_LOOKED];
 	unsigned n = watch_take(e, batch, N_LOOKED);
-	bool growing = false;
+	bool growing = false, lag = false;
+	uint64_t over;
 
 	for (unsigned i = 0; i < n; i++) {
-		mutex_lock(&batch[i]->lock);
-		growing |= look_locked(e, batch[i]);
-		mutex_unlock(&batch[i]->lock);
+		lag |= look_at_one(e, batch[i], &growing);
 		inode_put(e, batch[i]);
 	}
+	if (lag) {
+		mutex_lock(&e->watch.lock);
+		e->watch.lag = true;
+		pthread_cond_signal(&e->watch.lags);
+		mutex_unlock(&e->watch.lock);
+	}
+	over = reserve_look(e->reserve);
+	if (over)
+		(void)!dram_evict(e, over);
 	return growing;
 }
+
+/* ---- allocating ------------------------------------------------------- */
+
+static bool wait_for_lag(struct engine *e)
+{
+	bool stop;
+
+	mutex_lock(&e->watch.lock);
+	while (!e->watch.lag && !e->watch.stop)
+		pthread_cond_wait(&e->watch.lags, &e->watch.lock.m);
+	e->watch.lag = false;
+	stop = e->watch.stop;
+	mutex_unlock(&e->watch.lock);
+	return !stop;
+}
+
+void *allocator_main(void *arg)
+{
+	struct engine *e = arg;
+	struct inode *batch[N_LOOKED];
+
+	while (wait_for_lag(e)) {
+		unsigned n = watch_take(e, batch, N_LOOKED);
+
+		for (unsigned i = 0; i < n; i++) {
+			struct inode *in = batch[i];
+			struct stat st;
+
+			mutex_lock(&in->lock);
+			if (in->lease_lags && in->written && in->backing &&
+			    !fstat(in->ro_fd, &st) &&
+			    !is_closed_locked(in, &st))
+				allocate_ahead_locked(e, in);
+			in->lease_lags = false;
+			mutex_unlock(&in->lock);
+			inode_put(e, in);
+		}
+	}
+	return NULL;
+}
+
+/* ---- the leaser ------------------------------------------------------- */
 
 /*
  * Waits until it is time to look again. Asleep only if nobody has written for

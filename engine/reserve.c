@@ -27,6 +27,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <time.h>
 
 #include "engine/extent.h"
@@ -43,6 +44,7 @@
 struct reserve {
 	uint64_t limit, slack; /* immutable */
 	bool with_ballast;     /* immutable */
+	bool alone;            /* on its filesystem; immutable */
 	int dir_fd, fd;        /* immutable */
 	void *pattern;         /* TOUCH_LEN bytes; immutable */
 	pthread_t grower;
@@ -52,11 +54,13 @@ struct reserve {
 	pthread_cond_t settled; /* it has nothing to do */
 	uint64_t charged;       /* guarded by lock */
 	uint64_t promised;      /* guarded by lock */
-	uint64_t found;         /* what start-up has yet to charge; by lock */
-	uint64_t ballast;       /* guarded by lock */
-	uint64_t spare_target;  /* what the machine allows; by lock */
-	char note[160];         /* guarded by lock */
-	bool idle, stopping;    /* guarded by lock */
+	uint64_t held;         /* beside the ballast, at the last look (at first
+				   what start-up has yet to charge), less
+				   what was given since; guarded by lock */
+	uint64_t ballast;      /* guarded by lock */
+	uint64_t spare_target; /* what the machine allows; by lock */
+	char note[160];        /* guarded by lock */
+	bool idle, stopping;   /* guarded by lock */
 };
 
 static uint64_t down_2m(uint64_t len)
@@ -64,13 +68,18 @@ static uint64_t down_2m(uint64_t len)
 	return len / PAGE_2M * PAGE_2M;
 }
 
+static uint64_t taken_locked(const struct reserve *r) MUST_HOLD(r->lock);
+static uint64_t taken_locked(const struct reserve *r)
+{
+	return r->charged > r->held ? r->charged : r->held;
+}
+
 /* What the ballast should be, whatever the machine can spare. */
 static uint64_t wanted_locked(const struct reserve *r) MUST_HOLD(r->lock);
 static uint64_t wanted_locked(const struct reserve *r)
 {
-	uint64_t taken = r->charged > r->found ? r->charged : r->found;
+	uint64_t taken = taken_locked(r) + r->slack;
 
-	taken += r->slack;
 	return taken < r->limit ? down_2m(r->limit - taken) : 0;
 }
 
@@ -94,7 +103,7 @@ static uint64_t lower_locked(struct reserve *r, uint64_t len)
 static uint64_t lower_locked(struct reserve *r, uint64_t len)
 {
 	uint64_t wanted = wanted_locked(r), before = r->ballast;
-	bool slack_will_do = r->charged + r->ballast <= r->limit;
+	bool slack_will_do = taken_locked(r) + r->ballast <= r->limit;
 
 	if (wanted >= before || (slack_will_do && len < PAGE_2M))
 		return 0;
@@ -113,7 +122,7 @@ static bool has_room_locked(const struct reserve *r, uint64_t len)
 	MUST_HOLD(r->lock);
 static bool has_room_locked(const struct reserve *r, uint64_t len)
 {
-	uint64_t gone = r->charged + r->promised;
+	uint64_t gone = taken_locked(r) + r->promised;
 
 	return gone <= r->limit && len <= r->limit - gone;
 }
@@ -124,7 +133,6 @@ int reserve_take(struct reserve *r, uint64_t len)
 	int rc = 0;
 
 	mutex_lock(&r->lock);
-	r->found = 0; /* start-up is over: all that was there is charged */
 	if (!has_room_locked(r, len)) {
 		rc = -ENOSPC;
 	} else {
@@ -181,17 +189,67 @@ void reserve_take_promised(struct reserve *r, uint64_t len)
 	charge(r, len, len);
 }
 
-void reserve_give(struct reserve *r, uint64_t len)
+/* The grower, if it may go on. A number so small is slack, and waking costs
+ * more than it. */
+static void wake_locked(struct reserve *r) MUST_HOLD(r->lock);
+static void wake_locked(struct reserve *r)
 {
-	mutex_lock(&r->lock);
-	r->charged -= len < r->charged ? len : r->charged;
-	r->found -= len < r->found ? len : r->found;
-	/* A number that small is slack, and waking costs more than it. */
 	if (r->with_ballast && wanted_locked(r) > r->ballast) {
 		r->idle = false;
 		pthread_cond_signal(&r->wake);
 	}
+}
+
+void reserve_give(struct reserve *r, uint64_t len)
+{
+	mutex_lock(&r->lock);
+	r->charged -= len < r->charged ? len : r->charged;
+	r->held -= len < r->held ? len : r->held;
+	wake_locked(r);
 	mutex_unlock(&r->lock);
+}
+
+/* ---- what was taken without asking ---- */
+
+static uint64_t ballast_blocks(const struct reserve *r)
+{
+	struct stat st;
+
+	return r->fd < 0 || fstat(r->fd, &st) ? 0
+					      : (uint64_t)st.st_blocks * 512;
+}
+
+/* Rather too little: a slice that comes or goes meanwhile is ballast. */
+static uint64_t look_beside_ballast(const struct reserve *r)
+{
+	uint64_t before = ballast_blocks(r), after, used;
+	struct statvfs v;
+
+	if (!r->alone || fstatvfs(r->dir_fd, &v))
+		return 0;
+	used = (uint64_t)(v.f_blocks - v.f_bfree) * v.f_frsize;
+	after = ballast_blocks(r);
+	if (after < before)
+		after = before;
+	return used > after ? used - after : 0;
+}
+
+uint64_t reserve_look(struct reserve *r)
+{
+	uint64_t held = look_beside_ballast(r), off, punched, over;
+	bool fell;
+
+	mutex_lock(&r->lock);
+	fell = held < r->held;
+	r->held = held;
+	punched = lower_locked(r, 0);
+	off = r->ballast;
+	over = taken_locked(r) > r->limit ? taken_locked(r) - r->limit : 0;
+	if (fell)
+		wake_locked(r);
+	mutex_unlock(&r->lock);
+	punch(r, off, punched);
+	return over;
 }
 
 /* ---- growing ---- */
@@ -383,6 +441,15 @@ static int adopt(struct reserve *r)
 	return 0;
 }
 
+/* The directory is the root of a filesystem. */
+static bool is_alone(int dir_fd)
+{
+	struct stat here, above;
+
+	return !fstat(dir_fd, &here) && !fstatat(dir_fd, "..", &above, 0) &&
+	       here.st_dev != above.st_dev;
+}
+
 static int ballast_start(struct reserve *r)
 {
 	int rc;
@@ -395,7 +462,7 @@ static int ballast_start(struct reserve *r)
 		       O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (r->fd < 0)
 		return -errno;
-	r->found = others_bytes(r->dir_fd);
+	r->held = others_bytes(r->dir_fd);
 	rc = adopt(r);
 	if (rc)
 		return rc;
@@ -434,9 +501,10 @@ int reserve_start(const char *dir, uint64_t limit, bool ballast,
 	r->dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (r->dir_fd < 0)
 		rc = -errno;
-	else if (ballast)
+	r->alone = !rc && is_alone(r->dir_fd);
+	if (!rc && ballast)
 		rc = ballast_start(r);
-	else
+	else if (!rc)
 		(void)unlinkat(r->dir_fd, BALLAST_NAME, 0);
 	if (rc) {
 		reserve_free(r);

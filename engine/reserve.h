@@ -4,7 +4,8 @@
  * the tmpfs pair, the ballast that holds what no version uses, and finding
  * what a dead daemon left.
  *
- * Budget: limit = ballast + charged + slack; what is promised lies in the
+ * Budget: limit = ballast + charged + slack (charged, or what lies there, if
+ * that is more); what is promised lies in the
  * ballast, where there is one. The charge of a backing file is
  * what it holds or is promised. Whoever wants bytes calls reserve_take()
  * before it allocates, reserve_give() after it freed. Slack is kept free
@@ -94,6 +95,16 @@ MUST_CHECK int reserve_promise(struct reserve *r, uint64_t len);
 void reserve_take_promised(struct reserve *r, uint64_t len);
 /* They will not be wanted. */
 void reserve_forgo(struct reserve *r, uint64_t len);
+
+/*
+ * Looks at what lies on the tmpfs beside the ballast. Where that is more than
+ * was charged (a passthrough write asks nobody) it counts as taken until the
+ * next look, and the ballast makes room for it at once, so that what is free
+ * stays as large as the headroom. Returns the bytes that are taken beyond the
+ * limit: evict as much. One thread, often while files are being written.
+ * Where others use the filesystem too (/dev/shm) there is nothing to see: 0.
+ */
+uint64_t reserve_look(struct reserve *r);
 
 struct reserve_state {
 	uint64_t limit, charged, promised, ballast;

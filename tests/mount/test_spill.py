@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A DRAM tier that is too small: saves slow down, none fails (promise 6)."""
+import mmap
 import os
 import threading
 
@@ -111,6 +112,49 @@ def test_several_writers_at_once(fresh):
     for n in range(4):
         for step in range(4):
             assert read(m.path / f"w{n}-{step}") == big(6, (n, step))
+
+
+def write_at_once(path, n):
+    """n MiB of zeros in one call, which touches no memory of ours."""
+    with mmap.mmap(-1, n * MB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+                   mmap.PROT_READ) as zeros, \
+            opened(path, os.O_CREAT | os.O_WRONLY) as fd:
+        return os.write(fd, zeros)
+
+
+@pytest.mark.modes("passthrough")
+@pytest.mark.parametrize("cached", [False, True])
+def test_ranks_that_write_in_one_call_each(fresh, cached):
+    """Two calls that DRAM has room for: nobody looks after the one file only
+    while the other one's call goes on. What the room is taken from is the
+    ballast, or what is cached of the checkpoint before."""
+    m = fresh(dram="3G")
+    if cached:
+        write_at_once(m.path / "before", 1200)
+        m.wait("nvme", m.path / "before")
+    until(lambda: full(m), 60)
+    wrote = {}
+
+    def rank(n):
+        wrote[n] = write_at_once(m.path / f"r{n}", 1420)
+
+    ranks = [threading.Thread(target=rank, args=(n,)) for n in range(2)]
+    for t in ranks:
+        t.start()
+    for t in ranks:
+        t.join()
+    assert wrote == {0: 1420 * MB, 1: 1420 * MB}
+    for name in os.listdir(m.path):  # no need to flush it
+        os.unlink(m.path / name)
+
+
+def full(m):
+    """The DRAM tier's memory is held: by the ballast, or by files."""
+    if m.plain:
+        return True
+    dram = m.status()["tiers"][0]
+    held = int(dram["note"].split()[0]) if "held" in dram["note"] else 0
+    return dram["used"] + held * MB >= dram["size"] - 128 * MB
 
 
 def test_rewritten_over_and_over(fresh):

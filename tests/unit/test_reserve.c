@@ -241,6 +241,31 @@ static void promised(void)
 	reserve_stop(r);
 }
 
+/* As a passthrough writer does: the ballast makes room, whatever was charged. */
+static void taken_without_asking(void)
+{
+	char path[PATH_MAX];
+	struct reserve *r;
+
+	CHECK_EQ(reserve_start(place.dir, LIMIT, true, &r), 0);
+	CHECK_EQ(filled(r).ballast, LIMIT - SLACK);
+	CHECK_EQ(reserve_take(r, 50 * MIB), 0);
+	write_file(place.dir, "taken", 100 * MIB);
+	CHECK_EQ(reserve_look(r), 0);
+	CHECK(ballast_bytes() <= LIMIT - 100 * MIB);
+	CHECK_EQ(reserve_take(r, LIMIT - 100 * MIB + 1), -ENOSPC);
+	CHECK_EQ(reserve_take(r, 50 * MIB), 0); /* it is charged at last */
+	CHECK_EQ(filled(r).ballast, LIMIT - SLACK - 100 * MIB);
+	reserve_charge(r, LIMIT - 90 * MIB);
+	CHECK_EQ(reserve_look(r), 10 * MIB); /* to be evicted */
+	snprintf(path, sizeof(path), "%s/taken", place.dir);
+	CHECK(!unlink(path));
+	reserve_give(r, UINT64_MAX);
+	CHECK_EQ(reserve_look(r), 0);
+	CHECK_EQ(filled(r).ballast, LIMIT - SLACK);
+	reserve_stop(r);
+}
+
 static void numbers_only(void)
 {
 	struct reserve *r;
@@ -409,6 +434,7 @@ int main(void)
 	leftovers();
 	in_child(in_dev_shm);
 	place_open(LIMIT);
+	taken_without_asking();
 	numbers_only();
 	taken_and_given();
 	promised();
