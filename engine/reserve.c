@@ -122,9 +122,13 @@ static bool has_room_locked(const struct reserve *r, uint64_t len)
 	MUST_HOLD(r->lock);
 static bool has_room_locked(const struct reserve *r, uint64_t len)
 {
-	uint64_t gone = taken_locked(r) + r->promised;
+	uint64_t taken;
 
-	return gone <= r->limit && len <= r->limit - gone;
+	if (len > r->limit)
+		return false;
+	/* What lies there uncharged may be what is being charged now. */
+	taken = r->charged + len > r->held ? r->charged + len : r->held;
+	return taken + r->promised <= r->limit;
 }
 
 int reserve_take(struct reserve *r, uint64_t len)

@@ -5,9 +5,8 @@
  * what a dead daemon left.
  *
  * Budget: limit = ballast + charged + slack (charged, or what lies there, if
- * that is more); what is promised lies in the
- * ballast, where there is one. The charge of a backing file is
- * what it holds or is promised. Whoever wants bytes calls reserve_take()
+ * that is more); what is promised lies in the ballast, where there is one. The
+ * charge of a backing file is what it holds or is promised. Whoever wants bytes calls reserve_take()
  * before it allocates, reserve_give() after it freed. Slack is kept free
  * (up to limit/16, at most 64 MiB) so that small files never wait for a
  * punch; a background thread puts the ballast back to limit - charged -

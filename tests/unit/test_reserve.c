@@ -241,10 +241,17 @@ static void promised(void)
 	reserve_stop(r);
 }
 
+static void remove_file(const char *file)
+{
+	char path[PATH_MAX];
+
+	snprintf(path, sizeof(path), "%s/%s", place.dir, file);
+	CHECK(!unlink(path));
+}
+
 /* As a passthrough writer does: the ballast makes room, whatever was charged. */
 static void taken_without_asking(void)
 {
-	char path[PATH_MAX];
 	struct reserve *r;
 
 	CHECK_EQ(reserve_start(place.dir, LIMIT, true, &r), 0);
@@ -253,13 +260,16 @@ static void taken_without_asking(void)
 	write_file(place.dir, "taken", 100 * MIB);
 	CHECK_EQ(reserve_look(r), 0);
 	CHECK(ballast_bytes() <= LIMIT - 100 * MIB);
-	CHECK_EQ(reserve_take(r, LIMIT - 100 * MIB + 1), -ENOSPC);
+	CHECK_EQ(reserve_take(r, LIMIT - 50 * MIB + 1), -ENOSPC);
 	CHECK_EQ(reserve_take(r, 50 * MIB), 0); /* it is charged at last */
 	CHECK_EQ(filled(r).ballast, LIMIT - SLACK - 100 * MIB);
-	reserve_charge(r, LIMIT - 90 * MIB);
+	CHECK_EQ(reserve_take(r, LIMIT - 110 * MIB), 0);
+	write_file(place.dir, "more", LIMIT - 110 * MIB);
+	write_file(place.dir, "taken", 120 * MIB);
 	CHECK_EQ(reserve_look(r), 10 * MIB); /* to be evicted */
-	snprintf(path, sizeof(path), "%s/taken", place.dir);
-	CHECK(!unlink(path));
+	CHECK_EQ(reserve_take(r, 1), -ENOSPC);
+	remove_file("taken");
+	remove_file("more");
 	reserve_give(r, UINT64_MAX);
 	CHECK_EQ(reserve_look(r), 0);
 	CHECK_EQ(filled(r).ballast, LIMIT - SLACK);
