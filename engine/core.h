@@ -219,7 +219,7 @@ struct dropped {
 	uint64_t version;
 };
 
-#define N_THREADS 8
+#define N_THREADS 9
 
 struct engine {
 	struct engine_config config;
