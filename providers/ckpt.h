@@ -323,8 +323,9 @@ CKPT_PUBLIC CKPT_MUST_CHECK int ckpt_add(struct ckpt_capture *cap,
 					 struct ckpt_provider *p);
 
 /*
- * Start to capture; returns in well under a millisecond. Captures are served
- * in the order of their submission.
+ * Start to capture; returns in well under a millisecond. Captures of an engine
+ * are served, and their files get their names, in the order of their submission:
+ * of two of the same name the one submitted last stays.
  *
  *   -EBUSY   twice
  *   -EINVAL  a composite's alignment, or sizes beyond 2^63

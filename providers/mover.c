@@ -87,27 +87,58 @@ static bool wants_kind(const struct ckpt_capture *cap, enum ckpt_kind kind)
 	       !cap->kind_done[kind];
 }
 
-/* For the end: first the check, then the trailer. */
-static bool wants_end(const struct ckpt_capture *cap)
+/* For the end: first the check, then the trailer and the name. */
+static bool wants_end(const struct ckpt_capture *cap, bool may_be_named)
 {
-	if (!cap->submitted || cap->ended || cap->busy)
+	if (cap->busy)
 		return false;
 	if (!cap->error && !cap->captured)
 		return is_read_locked(cap);
-	return !cap->in_flight && !cap->unwritten;
+	return !cap->in_flight && !cap->unwritten &&
+	       (may_be_named || cap->error);
+}
+
+/*
+ * Files get their names in the order of submission: a later one may be a newer
+ * version of the same file, or tell that an earlier one is there.
+ */
+static struct ckpt_capture *find_end_locked(const struct ckpt *ck)
+{
+	bool may_be_named = true;
+	struct ckpt_capture *cap;
+
+	TAILQ_FOREACH(cap, &ck->captures, link)
+	{
+		if (!cap->submitted || cap->ended)
+			continue;
+		if (wants_end(cap, may_be_named))
+			return cap;
+		if (!cap->error)
+			may_be_named = false;
+	}
+	return NULL;
+}
+
+static struct ckpt_capture *find_kind_locked(const struct ckpt *ck,
+					     enum ckpt_kind kind)
+{
+	struct ckpt_capture *cap;
+
+	TAILQ_FOREACH(cap, &ck->captures, link)
+	if (wants_kind(cap, kind))
+		return cap;
+	return NULL;
 }
 
 /* The oldest capture with work for a mover, busy; NULL: stop. */
-static struct ckpt_capture *take(struct ckpt *ck, int kind)
+static struct ckpt_capture *take(struct ckpt *ck, enum ckpt_kind kind)
 {
 	struct ckpt_capture *cap;
 
 	pthread_mutex_lock(&ck->lock);
 	for (;;) {
-		TAILQ_FOREACH(cap, &ck->captures, link)
-		if (kind == CKPT_TRAILER ? wants_end(cap)
-					 : wants_kind(cap, kind))
-			break;
+		cap = kind == CKPT_TRAILER ? find_end_locked(ck)
+					   : find_kind_locked(ck, kind);
 		if (cap || ck->stopping)
 			break;
 		pthread_cond_wait(&ck->work, &ck->lock);

@@ -23,6 +23,8 @@ tier; on any other filesystem through a bounded pool into the file.
 
 A file appears under its name when it is complete, never before; a checkpoint
 that failed, was cancelled, or whose process died leaves nothing of that name.
+The files of a process appear in the order of their save_async(): of two of one
+name the last one stays.
 
 Reading, of whatever framework saved it, without reading all of it:
 
