@@ -65,12 +65,49 @@ def test_changed_in_a_safetensors_file(place):
     assert names(place) == []
 
 
-def test_a_step_without_the_fence(place):
+@pytest.mark.parametrize("kind", [{}, {"foreach": True}, {"fused": True}])
+def test_a_step_without_the_fence(place, kind):
+    """It waits by itself: fused kernels count no version."""
+    net, _ = model(width=1000)
+    optimizer = torch.optim.AdamW(net.parameters(), **kind)
+    step(net, optimizer, 0)
+    want = {k: v.clone() for k, v in net.state_dict().items()}
+    capture = slow_save({"model": dict(net.state_dict())}, place / "a.pt")
+    optimizer.step()
+    assert capture.stats.captured
+    capture.wait("dram")
+    assert same(torch.load(place / "a.pt")["model"], want)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_closure_runs_before_the_wait(place, by_name):
     net, optimizer = model(width=1000)
     step(net, optimizer, 0)
-    step(net, optimizer, 1,
-         lambda: slow_save({"model": net.state_dict()}, place / "a.pt"))
-    changed(ckptfs.fence, "was changed in place", place)
+    want = {k: v.clone() for k, v in net.state_dict().items()}
+    capture = slow_save(dict(net.state_dict()), place / "a.pt")
+    meanwhile = []
+
+    def closure():
+        meanwhile.append(capture.stats.captured)
+        return net(torch.ones(2, 64)).sum()
+
+    loss = (optimizer.step(closure=closure) if by_name
+            else optimizer.step(closure))
+    assert isinstance(loss, torch.Tensor) and meanwhile == [None]
+    assert capture.stats.captured
+    capture.wait("dram")
+    assert same(torch.load(place / "a.pt"), want)
+
+
+def test_a_step_leaves_failures_to_the_fence(place):
+    net, optimizer = model()
+    for name in ("a", "b"):
+        ckptfs.save_async(net.state_dict(), place / "none" / name)
+        step(net, optimizer, 0)
+    for name in ("a", "b"):
+        with pytest.raises(ckptfs.CaptureError, match=f"none/{name}'"):
+            ckptfs.fence()
+    ckptfs.fence()
 
 
 def test_the_hook_makes_it_right(place):
@@ -83,11 +120,6 @@ def test_the_hook_makes_it_right(place):
     capture.wait("dram")
     assert same(torch.load(place / "a.pt"), want)
     handle.remove()
-    step(net, optimizer, 2,
-         lambda: slow_save(dict(net.state_dict()), place / "b.pt"))
-    with pytest.raises(ckptfs.ChangedError):
-        ckptfs.fence()
-    assert names(place) == ["a.pt"]
 
 
 def test_a_failure_reaches_the_step(place):

@@ -67,10 +67,15 @@ def save_async(state_dict: Any, path: str | os.PathLike[str], *,
     16 KiB is copied. Until fence() has returned (or Capture.wait("captured")),
     the tensors must not be changed in place, freed by resize_(0), or written
     through NumPy; reading is fine. To delete or rebind names is fine, too: the
-    memory is kept as long as it is needed. Changes are noticed by the tensors'
-    version counters: then fence() raises ChangedError, and the file does not
-    appear. (Writes through `.data`, NumPy or other libraries do not count
-    versions; they are not noticed.)
+    memory is kept as long as it is needed. The steps of torch.optim's
+    optimizers wait by themselves (for all captures, from the first save on).
+    Other changes are noticed by the tensors' version counters, which torch
+    moves after it has written: then fence() raises ChangedError, and the file
+    does not appear. Not noticed is what counts no version: writes through
+    `.data`, NumPy or other libraries, in-place collectives
+    (torch.distributed.all_reduce, broadcast), fused kernels that are called
+    past torch.optim; nor a write that is still under way when the last byte
+    has been read. There only fence() helps.
 
     state_dict: for "torch" whatever torch.save takes, with what torch.save
         keeps: shared storages stay shared, each saved once and whole. For

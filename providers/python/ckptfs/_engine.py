@@ -129,17 +129,11 @@ def _prune() -> None:
                 if c._reached < LEVELS["remote"]][-_KEPT_MAX:]
 
 
-def fence() -> None:
-    """Before the update: waits until all captures submitted so far are
-    captured, so that the state may change.
-
-    Raises CaptureError if one has failed since the last fence: that checkpoint
-    will not appear, but the state may change. Each failure is told by one
-    fence, unless wait() told it before. With nothing to wait for it costs
-    less than a microsecond.
-    """
+def _wait_captured() -> list[tuple[Capture, CaptureError]]:
+    """Until all that was submitted so far is captured, or has failed: the
+    failures that were not told, which the caller must tell."""
     if not _live:
-        return
+        return []
     with _lock:
         captures = list(_live)
     failures = []
@@ -152,11 +146,31 @@ def fence() -> None:
         except CaptureError as e:
             if not told:
                 failures.append((capture, e))
+    return failures
+
+
+def _tell_later(failures: list[tuple[Capture, CaptureError]]) -> None:
+    """By the fences that follow."""
     with _lock:
         _prune()
-        for capture, _ in failures[1:]:  # for the fences that follow
+        for capture, _ in failures:
             capture._told = False
             _live.append(capture)
+
+
+def fence() -> None:
+    """Before the update: waits until all captures submitted so far are
+    captured, so that the state may change.
+
+    Raises CaptureError if one has failed since the last fence: that checkpoint
+    will not appear, but the state may change. Each failure is told by one
+    fence, unless wait() told it before. With nothing to wait for it costs
+    less than a microsecond.
+    """
+    if not _live:
+        return
+    failures = _wait_captured()
+    _tell_later(failures[1:])
     if failures:
         raise failures[0][1]
 
@@ -264,11 +278,36 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def fence_before_step(optimizer: Any) -> Any:
-    """Call fence() before every step of a torch optimizer.
+    """Call fence() before every step of an optimizer: one of torch, or of
+    whoever else has register_step_pre_hook().
 
-    Returns the handle of the hook: handle.remove() ends it.
+    The steps of torch's own wait in any case; this makes them raise what has
+    failed, too. Returns the handle of the hook: handle.remove() ends it.
     """
     def hook(*_: Any) -> None:
         fence()
 
     return optimizer.register_step_pre_hook(hook)
+
+
+def before_any_step(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+                    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """torch's hook before the step of any optimizer of torch: the update waits
+    for what is not captured. Counters would not do: fused updates count no
+    version. What has failed is for the next fence.
+
+    A closure (`step(closure)`) comes before the update: it is not held up.
+    """
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        _tell_later(_wait_captured())
+        return None
+
+    def closure_then_wait() -> Any:
+        loss = closure()
+        _tell_later(_wait_captured())
+        return loss
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": closure_then_wait}
+    return (args[0], closure_then_wait, *args[2:]), kwargs

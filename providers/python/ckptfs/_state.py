@@ -18,11 +18,16 @@ from collections.abc import Mapping
 from typing import Any, Iterator
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ._capture import Capture
 from ._device import SlowDevice
+from ._engine import before_any_step
 
 Part = tuple[Any, ...]
+
+# From the first save on; with nothing to wait for it costs a microsecond.
+register_optimizer_step_pre_hook(before_any_step)
 
 # Storages up to this many bytes are copied at the submit: it costs less than
 # watching over them, and what changes during forward (BatchNorm's statistics,
