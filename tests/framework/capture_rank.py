@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of two ranks: RANK STORE FOLDER good|bad. Saves by ckptfs.dcp; a bad one
+"""One of two ranks: RANK STORE FOLDER STEP good|bad. Saves by ckptfs.dcp; a bad one
 changes its state too early. Ends with 5 where the checkpoint failed."""
 import os
 import pathlib
@@ -13,11 +13,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "lib"))
 from states import ckptfs  # noqa: E402
 from ckptfs.dcp import save_async  # noqa: E402
 
-rank, store, folder, how = int(sys.argv[1]), *sys.argv[2:]
+rank, store, folder, step, how = int(sys.argv[1]), *sys.argv[2:]
 dist.init_process_group("gloo", rank=rank, world_size=2,
                         store=dist.FileStore(store, 2))
 own = dist.new_group(backend="gloo")
-state = {f"both.{rank}": torch.full((40_000,), rank + 1.0)}
+state = {f"both.{rank}": torch.full((40_000,), float(step) + rank)}
 with ckptfs.SlowDevice(400e3):
     pending = save_async(state, folder, process_group=own)
 if how == "bad":

@@ -125,17 +125,53 @@ def test_dcps_own_async_save(place):
     assert same(load(place / "c", want, Reader), want)
 
 
+def test_the_old_one_until_the_new_one(place):
+    """An older checkpoint loads until the new one is complete; then nothing is
+    left of it, nor of one that failed."""
+    folder = place / "c"
+    old, new = ({"w": torch.full((100_000,), step)} for step in (1.0, 2.0))
+    dcp.save(old, storage_writer=Writer(folder), no_dist=True)
+    (folder / "__3_0.distcp").write_bytes(b"of a rank that is no more")
+    with ckptfs.SlowDevice(1e6):
+        pending = save_async(new, folder)
+    for reader in (Reader, dcp.FileSystemReader):
+        assert same(load(folder, old, reader), old)
+    pending.wait()
+    assert same(load(folder, new, Reader), new)
+    files = names(folder)
+    assert len(files) == 2 and files[0] == ".metadata"
+    dcp.save(old, storage_writer=Writer(folder), no_dist=True)
+    assert same(load(folder, old, dcp.FileSystemReader), old)
+    assert len(names(folder)) == 2
+
+
+def ranks(d, folder, step, how):
+    """Two ranks: their exit codes, and what they said."""
+    running = [subprocess.Popen(
+        [sys.executable, RANK, str(rank), d / f"store-{step}", d / folder,
+         str(step), how if rank else "good"], stderr=subprocess.PIPE,
+        text=True) for rank in range(2)]
+    said = [r.communicate(timeout=150)[1] for r in running]
+    return [r.returncode for r in running], said
+
+
 @pytest.mark.modes("passthrough")
 def test_two_ranks(d):
-    """Sharded by rank; where one of them fails nothing is published."""
-    ranks = [subprocess.Popen(
-        [sys.executable, RANK, str(rank), d / f"store-{folder}", d / folder,
-         folder if rank else "good"], stderr=subprocess.PIPE, text=True)
-        for folder in ("good", "bad") for rank in range(2)]
-    said = [r.communicate(timeout=150)[1] for r in ranks]
-    assert [r.returncode for r in ranks] == [0, 0, 5, 5], said
-    assert ".metadata" not in os.listdir(d / "bad")
-    want = {"both.0": torch.full((40_000,), 1.0),
-            "both.1": torch.full((40_000,), 2.0)}
-    assert same(load(d / "good", want, dcp.FileSystemReader), want)
-    assert same(load(d / "good", want, Reader), want)
+    """Sharded by rank; where one of them fails nothing is published, and what
+    was there is not touched."""
+    def is_step(step):
+        want = {f"both.{rank}": torch.full((40_000,), float(step + rank))
+                for rank in range(2)}
+        for reader in (dcp.FileSystemReader, Reader):
+            assert same(load(d / "good", want, reader), want)
+
+    code, said = ranks(d, "good", 1, "good")
+    assert code == [0, 0], said
+    is_step(1)
+    code, said = ranks(d, "good", 10, "bad")
+    assert code == [5, 5], said
+    is_step(1)
+    code, said = ranks(d, "good", 20, "good")
+    assert code == [0, 0], said
+    is_step(20)
+    assert len(os.listdir(d / "good")) == 3

@@ -21,6 +21,9 @@ Needs torch.
 """
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import glob
 import io
 import mmap
 import os
@@ -33,9 +36,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._weights_only_unpickler import Unpickler
-from torch.distributed.checkpoint.filesystem import (FileSystemReader,
+from torch.distributed.checkpoint.filesystem import (FileSystem,
+                                                     FileSystemReader,
                                                      FileSystemWriter,
-                                                     _StorageInfo)
+                                                     _StorageInfo,
+                                                     _StoragePrefix)
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import (LoadItemType, LoadPlan,
                                                   LoadPlanner, ReadItem,
@@ -117,6 +122,14 @@ def _length(part: Part, path: str) -> int:
     return n
 
 
+class _FileSystem(FileSystem):
+    """torch removes .metadata and then gives its name to the new one: that
+    alone does it, with no moment in between that has none."""
+
+    def rm_file(self, path: str | os.PathLike[str]) -> None:
+        """Not needed."""
+
+
 class Writer(FileSystemWriter):
     """A StorageWriter that captures.
 
@@ -127,6 +140,11 @@ class Writer(FileSystemWriter):
 
     dcp.save() returns when the checkpoint is complete. Device memory is copied
     straight into the files, host memory written from where it is.
+
+    A checkpoint that is in the folder stays whole, and can be loaded, until
+    the new .metadata takes the place of its own; then its shards are removed,
+    and those that a failed one has left. So two may need room at once. Only
+    one at a time may be saved into a folder.
     """
 
     def __init__(self, path: str | os.PathLike[str], *,
@@ -134,9 +152,24 @@ class Writer(FileSystemWriter):
                  overwrite: bool = True) -> None:
         super().__init__(path, single_file_per_rank=single_file_per_rank,
                          sync_files=sync_files, overwrite=overwrite)
+        self.fs = _FileSystem()
         self._deferred = False
+        self._old: list[str] = []  # shards of those before
         self._captures: list[Capture] = []
         self._finish: tuple[Metadata, list[list[WriteResult]]] | None = None
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Name the files (called by dcp, on the coordinator, before anybody
+        writes): not as those that are there."""
+        plans = super().prepare_global_plan(plans)
+        rank = "*" if self.use_collectives else self.rank
+        self._old = glob.glob(os.path.join(glob.escape(str(self.path)),
+                                           f"__{rank}_*.distcp"))
+        if not self._old:
+            return plans
+        return [dataclasses.replace(plan, storage_data=_StoragePrefix(
+            f"{plan.storage_data.prefix}{self.save_id[:8]}_"))
+            for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner
                    ) -> Future[list[WriteResult]]:
@@ -198,12 +231,23 @@ class Writer(FileSystemWriter):
         super().finish(metadata, results)
         if self.sync_files:
             self._sync_metadata("nvme")
+        self._remove_old()
 
-    def _publish(self) -> bool:
-        """False: another rank does."""
-        if self._finish:
-            super().finish(*self._finish)
-        return self._finish is not None
+    def _publish(self, level: Level) -> None:
+        """What finish() has left; nothing if another rank does it."""
+        if not self._finish:
+            return
+        super().finish(*self._finish)
+        if level in ("nvme", "remote"):
+            self._sync_metadata(level)
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        """No .metadata names them any more."""
+        for path in self._old:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        self._old = []
 
     def _sync_metadata(self, level: Level) -> None:
         """torch syncs .metadata as fsync of the mount goes; a level beyond
@@ -258,8 +302,7 @@ class Pending:
             except Exception as e:
                 error = e
             self._agree(error)
-            if self._writer._publish() and self._level in ("nvme", "remote"):
-                self._writer._sync_metadata(self._level)
+            self._writer._publish(self._level)
         except BaseException as e:
             self._error = e
 
@@ -305,7 +348,8 @@ def save_async(state_dict: dict[str, Any], path: str | os.PathLike[str], *,
         the checkpoint is complete. None: the only process.
 
     Raises what dcp.save() raises. The files of a checkpoint that failed may
-    be there, but .metadata is not.
+    be there, but no .metadata names them: the one that was there before, if
+    any, still loads (see Writer).
     """
     if process_group is None and dist.is_initialized() and \
             dist.get_world_size() > 1:
