@@ -110,6 +110,19 @@ def test_changed_before_it_was_captured(place):
     assert names(place / "c") == []
 
 
+def test_a_small_view_may_change_at_once(place):
+    """As BatchNorm's statistics do in forward: they are copied at the submit,
+    however large the storage is that they lie in."""
+    flat = torch.ones(100_000)
+    want = {"w": torch.randn(200_000), "mean": flat[:16].clone()}
+    with ckptfs.SlowDevice(10e6):
+        pending = save_async({"w": want["w"], "mean": flat[:16]}, place / "c")
+    flat[:16].add_(1)
+    ckptfs.fence()
+    pending.wait()
+    assert same(load(place / "c", want, Reader), want)
+
+
 def test_dcps_own_async_save(place):
     """It copies first, so the state may change at once."""
     torch.distributed.init_process_group(

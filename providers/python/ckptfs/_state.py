@@ -70,11 +70,14 @@ class Borrowed:
         self.storages: list[tuple[torch.UntypedStorage, int, int]] = []
         self.kept: list[Any] = []
 
-    def note(self, tensor: torch.Tensor) -> None:
-        """A tensor whose bytes are borrowed. Inference tensors have no version
+    def note(self, tensor: torch.Tensor, n: int | None = None) -> None:
+        """A tensor of which n bytes are saved (None: its whole storage): it is
+        watched, if source() borrows so many. Inference tensors have no version
         counter, and some subclasses no storage: those are not watched."""
         try:
-            if tensor.untyped_storage().nbytes() > COPY_BELOW:
+            if n is None:
+                n = tensor.untyped_storage().nbytes()
+            if n > COPY_BELOW:
                 self.tensors.append((tensor, tensor._version))
         except (RuntimeError, NotImplementedError):
             pass
@@ -340,8 +343,8 @@ def safetensors_part(state: Any, metadata: Mapping[str, str],
     for name, tensor in flat.items():
         whole = _contiguous(name, tensor)
         n = whole.numel() * whole.element_size()
-        if n > COPY_BELOW and whole.data_ptr() == tensor.data_ptr():
-            borrowed.note(tensor)
+        if whole.data_ptr() == tensor.data_ptr():
+            borrowed.note(tensor, n)
         part = borrowed.source(whole.untyped_storage(), whole.data_ptr(), n,
                                device)
         tensors.append((name, _TYPES[tensor.dtype], tuple(tensor.shape), part))

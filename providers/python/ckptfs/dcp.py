@@ -74,7 +74,7 @@ class _Shard:
             self.tensor = (self.tensor.resolve_conj().resolve_neg()
                            .contiguous())
         else:
-            borrowed.note(tensor)
+            borrowed.note(tensor, tensor.numel() * tensor.element_size())
         self.borrowed = borrowed
 
     def part(self) -> Part:
