@@ -57,6 +57,25 @@ def test_written_by_captures(place, reader, single):
     assert len(files) == 2 if single else len(files) > 20
 
 
+@pytest.mark.parametrize("reader", [Reader, dcp.FileSystemReader])
+def test_quantised(place, reader):
+    """A tensor that is more than its bytes, alone and as a view."""
+    whole = torch.quantize_per_tensor(torch.randn(300, 200), 0.1, 10,
+                                      torch.qint8)
+    want = {"whole": whole, "view": whole[5:50],
+            "unsigned": torch.quantize_per_tensor(torch.rand(7), 0.1, 3,
+                                                  torch.quint8)}
+    dcp.save(want, storage_writer=Writer(place / "c"), no_dist=True)
+    got = {name: torch.quantize_per_tensor(
+        torch.zeros(tensor.shape), tensor.q_scale(), tensor.q_zero_point(),
+        tensor.dtype)
+           for name, tensor in want.items()}
+    dcp.load(got, storage_reader=reader(str(place / "c")), no_dist=True)
+    for name, tensor in want.items():
+        assert torch.equal(got[name].dequantize(), tensor.dequantize()), name
+    assert sum(f.stat().st_size for f in (place / "c").iterdir()) < 90_000
+
+
 def test_read_by_mapping(place):
     """What torch's own writer made."""
     want = state()

@@ -50,12 +50,14 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.futures import Future
+from torch.storage import _new_dtypes
 
 from . import _native
 from ._capture import Capture, Level, make_error
 from ._device import SlowDevice
 from ._engine import start
-from ._state import _LEGACY, Borrowed, Part, _Pickler, _Ref, _Storages
+from ._state import (_LEGACY, Borrowed, Part, _is_plain, _pickled, _Ref,
+                     _Storages)
 
 __all__ = ["Pending", "Reader", "Writer", "save_async"]
 
@@ -81,12 +83,19 @@ class _Shard:
         """For _native."""
         t = self.tensor
         n = t.numel() * t.element_size()
-        device = SlowDevice.current
+        storages = _Storages(self.borrowed, SlowDevice.current)
+        if not _is_plain(t) and t.dtype not in _new_dtypes():
+            if t.untyped_storage().nbytes() != n:
+                t = t.clone()  # else the storage is saved whole
+            data = _pickled(t, storages)
+            return ("torch", "archive", storages.parts, ("bytes", data))
         source = self.borrowed.source(t.untyped_storage(), t.data_ptr(), n,
-                                      device)
-        return ("torch", "archive", [("0", source)], ("bytes", self._pickle()))
+                                      storages.device)
+        data = _pickled(self._reduced(n), storages)
+        return ("torch", "archive", [("0", source)], ("bytes", data))
 
-    def _pickle(self) -> bytes:
+    def _reduced(self, n: int) -> _Reduced:
+        """As a tensor of a storage that has its n bytes and no others."""
         t = self.tensor
         where = torch.serialization.location_tag(t.untyped_storage())
         more: tuple[Any, ...] = ()
@@ -95,14 +104,11 @@ class _Shard:
             kind, n = _LEGACY[t.dtype], t.numel()
         else:
             function = torch._utils._rebuild_tensor_v3
-            kind, n = torch.UntypedStorage, t.nbytes
+            kind = torch.UntypedStorage
             more = (t.dtype,)
         ref = _Ref(("storage", kind, "0", where, n))
-        buffer = io.BytesIO()
-        _Pickler(buffer, _Storages(self.borrowed, None)).dump(
-            _Reduced(function, (ref, 0, tuple(t.size()), t.stride(), False,
-                                OrderedDict(), *more)))
-        return buffer.getvalue()
+        return _Reduced(function, (ref, 0, tuple(t.size()), t.stride(), False,
+                                   OrderedDict(), *more))
 
 
 class _Reduced:
