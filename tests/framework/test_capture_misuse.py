@@ -309,6 +309,42 @@ def test_a_failure_at_exit_is_printed(place):
     assert "ckptfs: cannot create" in r.stderr
 
 
+CHILD = """
+import multiprocessing, sys, torch, ckptfs
+from ckptfs.dcp import save_async
+
+def work(path):
+    want = {"w": torch.arange(500_000)}
+    with ckptfs.SlowDevice(10e6):
+        if path.endswith("spawn"):
+            save_async(want, path)  # a thread waits for it
+        else:
+            ckptfs.save_async(want, path)
+
+if __name__ == "__main__":
+    children = [multiprocessing.get_context(how).Process(
+        target=work, args=(f"{sys.argv[1]}/{how}",))
+        for how in ("fork", "forkserver", "spawn")]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0, 0]
+"""
+
+
+@pytest.mark.modes("passthrough")
+@pytest.mark.limit(200)
+def test_at_exit_of_a_child(d, tmp_path):
+    """multiprocessing's end past atexit."""
+    (tmp_path / "child.py").write_text(CHILD)
+    r = subprocess.run([sys.executable, "-W", "ignore", tmp_path / "child.py",
+                        d], capture_output=True, text=True, timeout=150)
+    assert (r.returncode, r.stderr) == (0, "")
+    assert names(d) == ["fork", "forkserver", "spawn"]
+    assert names(d / "spawn") == [".metadata", "__0_0.distcp"]
+
+
 def test_killed(place):
     """Nothing of that name; what is left is taken away by the next save."""
     code = SCRIPT + "\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)"

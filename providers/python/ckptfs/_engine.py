@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -35,7 +36,8 @@ _kept: list[Capture] = []  # complete, for wait(); guarded by _lock
 _all: weakref.WeakSet[Capture] = weakref.WeakSet()  # guarded by _lock
 _options: dict[str, Any] = {"at_exit": "drain", "staging": 0, "budget": 0,
                             "chunk": 0}  # guarded by _lock
-_ending = False
+_ending = False  # guarded by _lock
+_finalizer: Any = None  # of this process; guarded by _lock
 
 
 def configure(*, at_exit: Literal["drain", "abort"] | None = None,
@@ -84,7 +86,7 @@ def _check_sizes(chunk: int | None, staging: int | None) -> None:
 
 def _open_engine() -> Any:
     """Under _lock."""
-    global _engine
+    global _engine, _finalizer
     if _ending:
         raise RuntimeError("the interpreter is ending: nothing can be captured")
     if _engine is None:
@@ -95,6 +97,9 @@ def _open_engine() -> Any:
             raise OSError(-engine, f"cannot start to capture: "
                           f"{os.strerror(-engine)} (see ckptfs.configure)")
         _engine = engine
+        if _finalizer is None:  # the last one: others may still save
+            _finalizer = multiprocessing.util.Finalize(
+                None, _at_exit_of_child, exitpriority=-1000)
     return _engine
 
 
@@ -255,22 +260,33 @@ def _close_at_exit() -> None:
 
 
 def _at_exit() -> None:
+    """No save may start an engine behind this one's close()."""
     global _ending
-    try:
-        _close_at_exit()
-    except CaptureError as e:
-        print(f"ckptfs: {e}", file=sys.stderr)
-    _ending = True
+    with _lock:
+        _ending = True
+        try:
+            _close_at_exit()
+        except CaptureError as e:
+            print(f"ckptfs: {e}", file=sys.stderr)
 
 
 def _in_child() -> None:
     """Of fork(): the parent's captures are the parent's."""
-    global _engine, _lock
+    global _engine, _finalizer, _lock
     _lock = threading.RLock()
-    _engine = None
+    _engine = _finalizer = None
     _live.clear()
     _kept.clear()
     _all.clear()
+
+
+def _at_exit_of_child() -> None:
+    """multiprocessing's children end by os._exit(), past atexit, and join their
+    threads only when this has run: those may still wait for captures."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    _at_exit()
 
 
 atexit.register(_at_exit)
