@@ -108,8 +108,9 @@ typedef void ckpt_copied(void *arg, int err);
  *
  * The engine calls next() for one kind from one thread at a time, for
  * different kinds from different threads at the same time; filled() from any,
- * also at the same time for different chunks. next() for TRAILER and
- * release() may come after ckpt_fence() has returned, all else comes before.
+ * also at the same time for different chunks. next() for TRAILER, release(),
+ * and filled() of DEVICE chunks (from the copy, not from the device) may come,
+ * or still run, after ckpt_fence() has returned; all else comes before.
  */
 struct ckpt_provider_ops {
 	const char *name; /* for messages: "memory"; [a-z0-9-]+ */
