@@ -24,7 +24,7 @@
 
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static TAILQ_HEAD(, ckpt) all = TAILQ_HEAD_INITIALIZER(all);
-static unsigned n_closing; /* engines out of the list, not gone; all_lock */
+static unsigned n_closing; /* of the engines in the list; all_lock */
 static pthread_cond_t closed = PTHREAD_COND_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -78,7 +78,7 @@ static void at_exit(void)
 	for (;;) {
 		pthread_mutex_lock(&all_lock);
 		TAILQ_FOREACH(ck, &all, link)
-		if (is_ours(ck))
+		if (is_ours(ck) && !ck->closing)
 			break;
 		while (!ck && n_closing) /* by another thread */
 			pthread_cond_wait(&closed, &all_lock);
@@ -89,26 +89,34 @@ static void at_exit(void)
 	}
 }
 
-/* false: another thread closes it. */
+/* false: another thread closes it, or has. It stays in the list, as its files
+ * are open until it has ended. */
 static bool begin_close(struct ckpt *ck)
 {
 	struct ckpt *c;
+	bool mine;
 
 	pthread_mutex_lock(&all_lock);
 	TAILQ_FOREACH(c, &all, link)
 	if (c == ck)
 		break;
-	if (c) {
-		TAILQ_REMOVE(&all, ck, link);
+	mine = c && !c->closing;
+	if (mine) {
+		c->closing = true;
 		n_closing++;
 	}
 	pthread_mutex_unlock(&all_lock);
-	return c != NULL;
+	return mine;
 }
 
-static void end_close(void)
+static void engine_free(struct ckpt *ck);
+
+/* With no fork in between: a child would keep what the pool has open. */
+static void end_close(struct ckpt *ck)
 {
 	pthread_mutex_lock(&all_lock);
+	TAILQ_REMOVE(&all, ck, link);
+	engine_free(ck);
 	n_closing--;
 	pthread_cond_broadcast(&closed);
 	pthread_mutex_unlock(&all_lock);
@@ -224,6 +232,19 @@ static int end_all(struct ckpt *ck)
 	return r;
 }
 
+/* A fork looks through the list. */
+static struct ckpt_capture *take_first(struct ckpt *ck)
+{
+	struct ckpt_capture *cap;
+
+	pthread_mutex_lock(&ck->lock);
+	cap = TAILQ_FIRST(&ck->captures);
+	if (cap)
+		TAILQ_REMOVE(&ck->captures, cap, link);
+	pthread_mutex_unlock(&ck->lock);
+	return cap;
+}
+
 int ckpt_close(struct ckpt *ck)
 {
 	struct ckpt_capture *cap;
@@ -233,12 +254,9 @@ int ckpt_close(struct ckpt *ck)
 		return 0;
 	r = end_all(ck);
 	movers_stop(ck);
-	while ((cap = TAILQ_FIRST(&ck->captures))) {
-		TAILQ_REMOVE(&ck->captures, cap, link);
+	while ((cap = take_first(ck)))
 		capture_destroy(cap);
-	}
-	engine_free(ck);
-	end_close();
+	end_close(ck);
 	return r;
 }
 

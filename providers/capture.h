@@ -67,6 +67,7 @@ struct ckpt {
 	pid_t pid;
 	struct pool *pool;
 	TAILQ_ENTRY(ckpt) link; /* of all engines of the process */
+	bool closing;           /* by a thread; guarded by the list's lock */
 
 	pthread_mutex_t lock;
 	pthread_cond_t work;    /* for movers */

@@ -587,6 +587,65 @@ static void killed(void)
 	unlink(in_dir("killed"));
 }
 
+static void *close_it(void *arg)
+{
+	CHECK_EQ(ckpt_close(arg), 0);
+	return NULL;
+}
+
+/* Descriptors of this process for temporary files of captures. */
+static unsigned open_temps(void)
+{
+	DIR *d = opendir("/proc/self/fd");
+	char target[PATH_MAX];
+	struct dirent *e;
+	unsigned n = 0;
+
+	CHECK(d);
+	while ((e = readdir(d))) {
+		ssize_t len = readlinkat(dirfd(d), e->d_name, target,
+					 sizeof(target) - 1);
+
+		target[len > 0 ? len : 0] = 0;
+		n += strstr(target, ".ckpt-") != NULL;
+	}
+	closedir(d);
+	return n;
+}
+
+/* Also while it is closed: that may take as long as the captures do. */
+static void forked_while_closing(void)
+{
+	struct ckpt *ck = engine(CKPT_EXIT_DRAIN, MIB, 4 * MIB);
+	struct ckpt_capture *cap = begin(ck, "closing");
+	uint8_t *dev = pattern(8 * MIB, 5);
+	struct ckpt_slow_device *device;
+	pthread_t closer;
+	int status;
+	pid_t pid;
+
+	CHECK_EQ(ckpt_slow_device_new(16 * MIB, &device), 0);
+	CHECK_EQ(ckpt_add(cap, ckpt_slow(device, dev, 8 * MIB)), 0);
+	CHECK_EQ(ckpt_submit(cap), 0);
+	while (!open_temps())
+		poll(NULL, 0, 1);
+	CHECK(!pthread_create(&closer, NULL, close_it, ck));
+	poll(NULL, 0, 100); /* it is at it, or the test proves nothing */
+	pid = fork();
+	CHECK(pid >= 0);
+	if (!pid) {
+		is_child = 1;
+		_exit(open_temps() ? 1 : 0);
+	}
+	CHECK(open_temps());
+	CHECK_EQ(waitpid(pid, &status, 0), pid);
+	CHECK_EQ(status, 0);
+	CHECK(!pthread_join(closer, NULL));
+	ckpt_slow_device_free(device);
+	unlink(in_dir("closing"));
+	free(dev);
+}
+
 struct team {
 	struct ckpt *ck;
 	unsigned i;
@@ -706,6 +765,7 @@ int main(void)
 	own_provider();
 	past_the_cache();
 	forked();
+	forked_while_closing();
 	killed();
 	several_at_once();
 	many_in_one_directory();
