@@ -28,8 +28,8 @@
  * The file appears under its name when its capture is complete, never before:
  * it is written as ".NAME.ckpt-PID-N" in the same directory and renamed. One
  * that fails, is cancelled, or whose process dies is never seen under its name,
- * and what it left is removed by the next capture into that directory. To
- * replace an existing file is all right.
+ * and what it left is removed by a capture into that directory a minute later
+ * or more. To replace an existing file is all right.
  *
  * Places: every provider yields bytes for one range of the file. Those whose
  * size is known lie in the order in which they were added; those whose size is

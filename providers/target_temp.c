@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whose a temporary file is. A process that cannot be seen from here (another
- * container's) counts as alive; one with our own number may be another
- * container's, too, so only the lock and the age tell.
+ * Whose a temporary file is. A process number proves that somebody is alive,
+ * never that he is dead: he may be another container's, or another host's,
+ * where no number is seen from here. So only the lock and the age tell.
  */
 #include "providers/target_temp.h"
 
@@ -65,8 +65,8 @@ static bool is_old(int fd)
 }
 
 /*
- * Its process is gone (not: cannot be seen from here), or has our number, which
- * may be another container's; and nobody has locked it.
+ * No process has its number (or it is ours, of another container); nobody has
+ * locked it; and it is old, as locks may not reach other hosts.
  */
 static bool is_left(int dir_fd, const char *entry, long pid)
 {
@@ -78,7 +78,7 @@ static bool is_left(int dir_fd, const char *entry, long pid)
 		    O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 	if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB))
 		return false;
-	return pid != (long)getpid() || is_old(fd);
+	return is_old(fd);
 }
 
 void temp_sweep(int dir_fd)

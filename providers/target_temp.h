@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The temporary name of a file that a capture fills: ".NAME.ckpt-PID-N", beside
- * it. By its process id and by a flock it tells whether somebody still fills
- * it; what a dead process left is removed by the next capture into the same
- * directory.
+ * it. Process id, a flock and its age (a minute since the last write) tell
+ * whether somebody still fills it, in whatever container; what a dead process
+ * left is removed by a later capture into the same directory.
  *
  * Threads: any.
  */
