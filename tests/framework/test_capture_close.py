@@ -179,3 +179,14 @@ def test_a_save_does_not_ask_for_old_ones(place, monkeypatch):
     ckptfs.wait("nvme")
     assert set(asked) == {2} and len(asked) >= 64
     assert len(asked) <= 2 * 65  # of the last ones; a slice may end early
+
+
+def test_a_file_that_the_mount_has_lost(place, monkeypatch):
+    """No state was changed: another error."""
+    capture = ckptfs.save_async({"a": 1}, place / "a.pt")
+    capture.wait("dram")
+    monkeypatch.setattr("ckptfs._native.wait", lambda *_: -errno.ESTALE)
+    with pytest.raises(ckptfs.CaptureError, match="cannot wait") as e:
+        capture.wait("nvme")
+    assert e.value.errno == errno.ESTALE
+    assert not isinstance(e.value, ckptfs.ChangedError)

@@ -81,13 +81,17 @@ def _seconds(ns: int) -> float | None:
     return ns / 1e9 if ns else None
 
 
-def make_error(number: int, path: str, text: str = "") -> CaptureError:
+def make_error(number: int, path: str, text: str = "",
+               kind: type[CaptureError] = CaptureError) -> CaptureError:
     """The exception for -errno."""
-    kind = {-errno.ESTALE: ChangedError,
-            -errno.ECANCELED: CancelledError}.get(number, CaptureError)
     if not text:
         text = f"cannot capture '{path}': {os.strerror(-number)}"
     return kind(-number, text, path)
+
+
+# Of a capture that has failed. Waiting may say ESTALE for other reasons: the
+# mount has lost a file that was complete.
+_KINDS = {-errno.ESTALE: ChangedError, -errno.ECANCELED: CancelledError}
 
 
 class Capture:
@@ -141,7 +145,8 @@ class Capture:
             text = (f"cannot complete '{self._path}': {self._what} before it "
                     "was captured: call ckptfs.fence() before the update "
                     "(ckptfs.fence_before_step(optimizer) does)")
-        error = make_error(number, self._path, text)
+        error = make_error(number, self._path, text,
+                           _KINDS.get(number, CaptureError))
         error.__cause__ = self._cause
         return error
 
