@@ -332,6 +332,11 @@ int ctl_diff(const struct ctl_args *args)
 	    !ctl_scan(args->path2, &d.b.scan)) {
 		if (prepare(&d)) {
 			(void)ctl_fail("out of memory");
+		} else if (!d.a.n && !d.b.n) {
+			/* Formats that no reader knows are not "the same". */
+			(void)ctl_fail("no tensors were found in '%s' nor in "
+				       "'%s'",
+				       args->path, args->path2);
 		} else {
 			merge(&d);
 			status = finish(&d);

@@ -639,3 +639,14 @@ def test_ctl_diff_of_different_shards(m, d):
         save_sharded(d / name, some_tensors(), n)
     r = m.ctl("diff", d / "A", d / "B", check=False)
     assert r.returncode == 0, r.stdout + r.stderr
+
+
+def test_ctl_diff_of_nothing_that_can_be_read(m, d):
+    """What no reader knows is not "the same"."""
+    for name in ("A", "B"):
+        (d / name).mkdir()
+        torch.save({"w": name}, d / name / "f.pt",
+                   _use_new_zipfile_serialization=False)
+    r = m.ctl("diff", d / "A", d / "B", check=False)
+    assert r.returncode == 2 and not r.stdout
+    assert "no tensors were found" in r.stderr
