@@ -79,11 +79,11 @@ static int list(struct side *s)
 	for (size_t i = 0; i < s->scan.n; i++) {
 		const struct ctl_file *f = &s->scan.files[i];
 
-		for (size_t k = 0;
-		     !f->covered && k < tensor_table_count(f->table); k++)
-			s->items[s->n++] =
-				(struct item){ f,
-					       tensor_table_at(f->table, k) };
+		for (size_t k = 0; k < tensor_table_count(f->table); k++)
+			if (!f->covered[k])
+				s->items[s->n++] = (struct item){
+					f, tensor_table_at(f->table, k)
+				};
 	}
 	qsort(s->items, s->n, sizeof(*s->items), by_name);
 	return 0;

@@ -224,8 +224,9 @@ static int add_file(struct walk *w, const char *path,
 	}
 	f.path = strdup(path);
 	f.rel = strdup(*rel == '/' ? rel + 1 : rel);
+	f.covered = calloc(tensor_table_count(table) + 1, sizeof(*f.covered));
 	s->files[s->n++] = f;
-	return f.path && f.rel ? 0 : -ENOMEM;
+	return f.path && f.rel && f.covered ? 0 : -ENOMEM;
 }
 
 static int take_file(struct walk *w, const char *path)
@@ -326,25 +327,57 @@ static struct ctl_file *file_beside(struct ctl_scan *s,
 	return NULL;
 }
 
+static bool is_within(const struct tensor *t, const struct tensor_piece *p)
+{
+	for (unsigned i = 0; i < t->n_pieces; i++)
+		if (t->pieces[i].file || t->pieces[i].off < p->off ||
+		    t->pieces[i].off - p->off >= p->len)
+			return false;
+	return true;
+}
+
+/* The tensors of a shard whose bytes are a piece of an index's tensor. */
+static void cover_piece(struct ctl_file *shard, const struct tensor *whole,
+			const struct tensor_piece *p)
+{
+	for (size_t i = 0; i < tensor_table_count(shard->table); i++) {
+		const struct tensor *t = tensor_table_at(shard->table, i);
+
+		if (p->coding == TENSOR_BY_NAME ? !strcmp(t->name, whole->name)
+						: is_within(t, p))
+			shard->covered[i] = true;
+	}
+}
+
 static void cover(struct ctl_scan *s, const struct ctl_file *f)
 {
+	struct ctl_file *shard = NULL;
 	const char *last = NULL;
 
 	for (size_t i = 0; i < tensor_table_count(f->table); i++) {
 		const struct tensor *t = tensor_table_at(f->table, i);
 
-		for (unsigned p = 0; p < t->n_pieces; p++) {
-			const char *name = t->pieces[p].file;
-			struct ctl_file *shard;
+		for (unsigned k = 0; k < t->n_pieces; k++) {
+			const char *name = t->pieces[k].file;
 
-			if (!name || name == last)
+			if (!name)
 				continue;
+			if (name != last)
+				shard = file_beside(s, f, name);
 			last = name;
-			shard = file_beside(s, f, name);
 			if (shard && shard != f)
-				shard->covered = true;
+				cover_piece(shard, t, &t->pieces[k]);
 		}
 	}
+}
+
+static void hide(struct ctl_file *f)
+{
+	size_t n = tensor_table_count(f->table), i = 0;
+
+	while (i < n && f->covered[i])
+		i++;
+	f->hidden = n && i == n;
 }
 
 int ctl_scan(const char *path, struct ctl_scan *out)
@@ -376,6 +409,8 @@ int ctl_scan(const char *path, struct ctl_scan *out)
 	}
 	for (size_t i = 0; i < s.n; i++)
 		cover(&s, &s.files[i]);
+	for (size_t i = 0; i < s.n; i++)
+		hide(&s.files[i]);
 	*out = s;
 	return 0;
 }
@@ -385,6 +420,7 @@ void ctl_scan_fini(struct ctl_scan *s)
 	for (size_t i = 0; i < s->n; i++) {
 		free(s->files[i].path);
 		free(s->files[i].rel);
+		free(s->files[i].covered);
 		tensor_table_free(s->files[i].table);
 	}
 	free(s->files);

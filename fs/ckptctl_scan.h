@@ -3,7 +3,8 @@
  * The tensors of a path, for the commands of ckptctl: a file, or all files in
  * a directory. On a ckptfs mount the daemon is asked for its tables, so that
  * nothing of what is only on the remote is fetched for them; elsewhere the
- * files are read. Shards that an index beside them speaks for are left out.
+ * files are read. Tensors of shards that an index beside them speaks for are left
+ * out.
  */
 #ifndef CKPT_FS_CKPTCTL_SCAN_H
 #define CKPT_FS_CKPTCTL_SCAN_H
@@ -16,7 +17,8 @@ struct ctl_file {
 	char *path; /* to be opened */
 	char *rel;  /* below what was asked for; "" for that itself */
 	struct tensor_table *table;
-	bool covered; /* an index speaks for it */
+	bool *covered; /* of each tensor: an index beside it speaks for it */
+	bool hidden;   /* of all of them, and there are some */
 };
 
 struct ctl_scan {

@@ -90,6 +90,8 @@ static json_t *file_json(const struct ctl_file *f, const struct sums *sums)
 		const struct tensor *t = tensor_table_at(f->table, i);
 		const char *type = type_of(t);
 
+		if (f->covered[i])
+			continue;
 		if (json_array_append_new(list, tensor_json(t))) {
 			json_decref(list);
 			return NULL;
@@ -118,7 +120,7 @@ static json_t *scan_json(const struct ctl_scan *scan, unsigned depth)
 					 "tensors"),
 			 0);
 	for (size_t i = 0; i < scan->n && !err; i++)
-		if (!scan->files[i].covered)
+		if (!scan->files[i].hidden)
 			err = json_array_append_new(
 				files, file_json(&scan->files[i], &sums));
 	json_object_set_new(sums.total, "files", files);

@@ -650,3 +650,20 @@ def test_ctl_diff_of_nothing_that_can_be_read(m, d):
     r = m.ctl("diff", d / "A", d / "B", check=False)
     assert r.returncode == 2 and not r.stdout
     assert "no tensors were found" in r.stderr
+
+
+def test_ctl_tensors_that_an_index_does_not_name(m, d):
+    """They stand in the shard, and are told of like any other."""
+    for name, y in (("A", 0), ("B", 1)):
+        (d / name).mkdir()
+        save_file({"x": torch.ones(5), "y": torch.full((3,), float(y))},
+                  d / name / "model-00001-of-00001.safetensors")
+        (d / name / "model.safetensors.index.json").write_text(json.dumps(
+            {"weight_map": {"x": "model-00001-of-00001.safetensors"}}))
+    r = m.ctl("diff", d / "A", d / "B", "--json", check=False)
+    assert r.returncode == 1, r.stdout + r.stderr
+    got = json.loads(r.stdout)
+    assert [c["name"] for c in got["changed"]] == ["y"] and got["same"] == 1
+    found = json.loads(m.ctl("tensors", d / "A", "--json").stdout)
+    assert sorted(t["name"] for f in found["files"] for t in f["tensors"]) == \
+        ["x", "y"]
