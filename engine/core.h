@@ -102,8 +102,9 @@ struct version {
 	enum version_state state;
 	struct backing *backing; /* holds a reference; NULL: `small` has it */
 	void *small;             /* captured content, size bytes */
-	uint32_t *crcs;          /* once FLUSHED */
-	uint64_t file;           /* NVMe file, once FLUSHED */
+	uint32_t *crcs;          /* once FLUSHED, or in doubt and known */
+	struct flush_doubt doubt;
+	uint64_t file; /* NVMe file, once FLUSHED */
 	/* Snapshot that was sealed just before, perhaps the same content: held
 	 * until this one is flushed or freed. */
 	struct version *base;

@@ -26,6 +26,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 
 #include "engine/checksum.h"
 #include "engine/extent.h"
@@ -155,16 +156,22 @@ static int wait_all(struct flush *f)
 
 /* ---- one chunk ---- */
 
+static int bounce_alloc(struct slot *s)
+{
+	if (!s->bounce && posix_memalign(&s->bounce, BLOCK_LEN, CHUNK_LEN))
+		s->bounce = NULL;
+	return s->bounce ? 0 : -ENOMEM;
+}
+
 /* What is behind the end of the source, or of the version, reads as zeros. */
 static int bounce_fill(struct slot *s, int fd, uint64_t off)
 {
 	size_t len = (size_t)s->len;
+	int rc = bounce_alloc(s);
 	ssize_t got;
 
-	if (!s->bounce && posix_memalign(&s->bounce, BLOCK_LEN, CHUNK_LEN)) {
-		s->bounce = NULL;
-		return -ENOMEM;
-	}
+	if (rc)
+		return rc;
 	got = pread_most(fd, s->bounce, len, off);
 	if (got < 0)
 		return (int)got;
@@ -398,6 +405,14 @@ static int flush_move(const struct flush_job *job)
 	return rc;
 }
 
+/* Does all of it come from the page cache? Then it has never left it. */
+static bool fill_from_cache(struct slot *s, int fd, uint64_t off)
+{
+	struct iovec v = { .iov_base = s->bounce, .iov_len = (size_t)s->len };
+
+	return preadv2(fd, &v, 1, (off_t)off, RWF_NOWAIT) == (ssize_t)s->len;
+}
+
 /*
  * A spilled file is where it belongs. Its dirty pages start on their way
  * while their checksums are taken.
@@ -405,17 +420,26 @@ static int flush_move(const struct flush_job *job)
 static int sum_in_place(struct flush *f, struct slot *s)
 {
 	const struct flush_job *job = f->job;
+	bool known = true;
 	int rc;
 
 	for (uint64_t off = 0; off < job->size; off += CHUNK_LEN) {
 		s->len = chunk_len(job, off);
-		rc = bounce_fill(s, job->src_fd, off);
+		rc = bounce_alloc(s);
+		if (!rc && !fill_from_cache(s, job->src_fd, off)) {
+			known = false;
+			rc = bounce_fill(s, job->src_fd, off);
+		}
 		if (rc)
 			return rc;
 		job->crcs[off / CHUNK_LEN] = crc32c(0, s->bounce, s->len);
 		advance(f, s->len);
 	}
-	return job->dst->ops->sync(job->dst, job->src_fd);
+	rc = job->dst->ops->sync(job->dst, job->src_fd);
+	if (rc && job->doubt)
+		*job->doubt =
+			(struct flush_doubt){ .failed = true, .known = known };
+	return rc;
 }
 
 static int flush_in_place(const struct flush_job *job)

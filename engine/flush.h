@@ -35,6 +35,16 @@ struct flush_buffers {
 };
 void flush_buffers_fini(struct flush_buffers *b);
 
+/*
+ * Of a sync that failed the kernel tells once, then calls the pages clean: the
+ * next one may work, and what was not written is gone with the page cache.
+ */
+struct flush_doubt {
+	bool failed; /* a sync in place did: nothing on that disk counts */
+	bool known;  /* crcs are of bytes that were all in the page cache, so
+			of what was written; else it may be lost already */
+};
+
 struct flush_job {
 	int src_fd;    /* read-only descriptor of the backing file */
 	uint64_t size; /* bytes of the version */
@@ -44,7 +54,9 @@ struct flush_job {
 	struct tier *dst;
 	uint64_t dst_id; /* file to make, or, if it exists (preallocated),
 			    to fill from the start */
-	bool in_place;   /* src is on dst already (spilled): checksum, sync */
+	bool in_place;   /* src is on dst already (spilled): checksum, sync.
+			    Not again after doubt->failed */
+	struct flush_doubt *doubt;  /* in place: written if it is on error */
 	struct throttle *throttle;  /* NULL: as fast as it goes */
 	_Atomic uint64_t *progress; /* bytes written so far, added to; NULL
 				       allowed. After an error: as before */

@@ -142,45 +142,80 @@ static void base_done(struct engine *e, struct version *v)
 		version_unhold(e, b);
 }
 
+static void set_crcs(struct engine *e, struct version *v, uint32_t *crcs,
+		     uint64_t file)
+{
+	mutex_lock(&e->versions.lock);
+	free(v->crcs);
+	v->crcs = crcs;
+	v->file = file;
+	mutex_unlock(&e->versions.lock);
+}
+
+/*
+ * A spilled file of which a sync failed is copied, out of the page cache: what
+ * it was when it was known must come out.
+ */
+static int check_doubt(struct version *v, const uint32_t *crcs)
+{
+	if (!v->doubt.failed ||
+	    !memcmp(v->crcs, crcs, N_CHUNKS(v->size) * sizeof(*crcs)))
+		return 0;
+	v->doubt.known = false;
+	return -EIO;
+}
+
+/* Only its flusher writes v->doubt. */
+static int flush_from(struct engine *e, struct version *v, struct backing *b,
+		      int fd, struct flush_have *have)
+{
+	bool spilled = b->where == BACKING_NVME;
+	bool in_place = spilled && v->final && !v->doubt.failed;
+	CLEANUP(free_p)
+	uint32_t *crcs = calloc(N_CHUNKS(v->size) + 1, sizeof(*crcs));
+	struct flush_job job = {
+		.src_fd = fd,
+		.size = v->size,
+		.final = v->final && !spilled, /* else SIGBUS by a bad disk */
+		.dst = e->nvme,
+		.dst_id = v->id,
+		.in_place = in_place,
+		.doubt = &v->doubt,
+		.throttle = e->throttle,
+		.progress = &e->flushed_bytes,
+		.crcs = crcs,
+		.have = have,
+	};
+	int r;
+
+	if (!crcs)
+		return -ENOMEM;
+	if (v->doubt.failed && !v->doubt.known)
+		return -EIO;
+	r = run_stable(&job);
+	if (r == 0)
+		r = check_doubt(v, crcs);
+	if (r == 0)
+		set_crcs(e, v, MOVE(crcs), in_place ? b->id : v->id);
+	else if (in_place && v->doubt.known)
+		set_crcs(e, v, MOVE(crcs), 0);
+	return r;
+}
+
 static int flush_version(struct engine *e, struct version *v, struct backing *b)
 {
 	struct tier *src = backing_tier(e, b->where);
 	CLEANUP(flush_have_fini) struct flush_have have = { 0 };
 	CLEANUP(close_p) int fd = -1;
-	CLEANUP(free_p)
-	uint32_t *crcs = calloc(N_CHUNKS(v->size) + 1, sizeof(*crcs));
-	bool in_place = b->where == BACKING_NVME && v->final;
 	int r;
 
-	if (!crcs)
-		return -ENOMEM;
 	r = src->ops->open(src, b->id, O_RDONLY, &fd);
 	if (r < 0)
 		return r;
 	if (v->base && b->where == BACKING_DRAM && take_file_of_base(e, v, fd))
 		return 0;
 	stream_end(e, v->id, &have);
-	struct flush_job job = {
-		.src_fd = fd,
-		.size = v->size,
-		.final = v->final,
-		.dst = e->nvme,
-		.dst_id = v->id,
-		.in_place = in_place,
-		.throttle = e->throttle,
-		.progress = &e->flushed_bytes,
-		.crcs = crcs,
-		.have = &have,
-	};
-	r = run_stable(&job);
-	if (r < 0)
-		return r;
-	mutex_lock(&e->versions.lock);
-	free(v->crcs);
-	v->crcs = MOVE(crcs);
-	v->file = in_place ? b->id : v->id;
-	mutex_unlock(&e->versions.lock);
-	return 0;
+	return flush_from(e, v, b, fd, &have);
 }
 
 static void flush_failed_locked(struct version *v, int r)

@@ -2,9 +2,16 @@
 """An NVMe tier that fails (-o faulty=, engine/tier_faulty.c says how): who
 asked is told, the status says so, the watermark waits, and when the fault
 has passed nothing is lost. The daemon lives on."""
+import ctypes
 import errno
+import fcntl
 import os
+import pathlib
 import random
+import shutil
+import struct
+import subprocess
+import tempfile
 import time
 
 import pytest
@@ -230,3 +237,91 @@ def fill(path):
     with open(path, "wb") as f:
         calls.fallocate(f.fileno(), 0, 0,
                         room.f_bavail * room.f_frsize - 24 * MB)
+
+
+class ThinDisk:
+    """ext4 on a disk that promised more than it has: its image lies on a tmpfs
+    which is full. What is taken from under a file cannot be written to it."""
+    SIZE = 400
+
+    def __enter__(self):
+        if not shutil.which("mkfs.ext4"):
+            mounted.missing("no mkfs.ext4")
+        self.base = pathlib.Path(tempfile.mkdtemp(prefix="ckptfs-test-thin-"))
+        self.below, self.path = self.base / "below", self.base / "disk"
+        self.image = self.below / "image"
+        self.below.mkdir()
+        self.path.mkdir()
+        self._run("mount", "-t", "tmpfs", "-o", f"size={self.SIZE + 20}M",
+                  "none", self.below)
+        with open(self.image, "wb") as f:
+            f.truncate(self.SIZE * MB)
+        self._run("mkfs.ext4", "-q", "-F", "-E", "nodiscard,"
+                  "lazy_itable_init=0,lazy_journal_init=0", self.image)
+        self._run("mount", "-o", "loop,nodiscard", self.image, self.path)
+        with calls.opened(self.image) as fd:
+            calls.fallocate(fd, 0, 0, self.SIZE * MB)
+        return self
+
+    def _run(self, *words):
+        subprocess.run([str(w) for w in words], check=True)
+
+    def take_from_under(self, path):
+        """The blocks of this file; nobody can have them back."""
+        where = bytearray(struct.pack("=QQLLLL", 0, 1 << 40, 0, 0, 64, 0)
+                          + bytes(56 * 64))
+        with calls.opened(path, os.O_RDONLY) as fd:
+            fcntl.ioctl(fd, 0xC020660B, where, True)  # FIEMAP
+        with calls.opened(self.image) as fd:
+            for i in range(struct.unpack_from("=QQLL", where)[3]):
+                _, at, n = struct.unpack_from("=QQQ", where, 32 + 56 * i)
+                calls.fallocate(fd, calls.PUNCH_HOLE | calls.KEEP_SIZE, at, n)
+        with calls.opened(self.below / "junk", os.O_CREAT | os.O_RDWR) as fd:
+            end = 0
+            for step in (MB, 4096):
+                while calls.errno_of(os.posix_fallocate, fd, end, step) == 0:
+                    end += step
+
+    def __exit__(self, *_):
+        for path in (self.path, self.below):
+            subprocess.run(["umount", "-l", path], check=False)
+        shutil.rmtree(self.base, ignore_errors=True)
+
+
+def drop_pages(path):
+    """Written back, as far as it goes, and out of the page cache."""
+    with calls.opened(path, os.O_RDONLY) as fd:
+        ctypes.CDLL(None).syncfs(fd)  # which takes no file's error
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.mark.modes("passthrough")
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_could_not_be_written_back(cached):
+    """The kernel tells once, and the next fdatasync works. While its pages are
+    there a spilled file is saved; when they are not, nobody says it is."""
+    data = calls.noise(MB) * 16
+    with ThinDisk() as disk, mounted.Mounted(
+            "passthrough", dram="16M", nvme=disk.path / "nvme") as m, \
+            calls.opened(m.path / "hold", os.O_CREAT | os.O_WRONLY) as hold:
+        calls.write_all(hold, calls.noise(14 * MB))
+        files = m.nvme / "files"
+        mounted.until(lambda: m.status()["tiers"][0]["used"] > 13 * MB)
+        before = set(os.listdir(files))
+        with calls.opened(m.path / "f", os.O_CREAT | os.O_WRONLY) as fd:
+            calls.write_all(fd, data[:8 * MB])
+            mine = files / mounted.until(lambda: [
+                f for f in set(os.listdir(files)) - before
+                if os.stat(files / f).st_size == 8 * MB])[0]
+            mounted.until(lambda: mine.stat().st_blocks >= 8 * MB // 512)
+            calls.write_all(fd, data[8 * MB:])
+            disk.take_from_under(mine)
+            if not cached:
+                drop_pages(mine)
+        if not cached:
+            for _ in range(5):
+                assert fsync(m.path / "f") != 0
+            return
+        mounted.until(lambda: fsync(m.path / "f") == 0)
+        m.lose_dram()
+        assert calls.read(m.path / "f") == data
