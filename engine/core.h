@@ -549,6 +549,7 @@ void lease_drop_nvme_locked(struct engine *e, struct inode *in)
 	MUST_HOLD(in->lock);
 MUST_CHECK int lease_exact_locked(struct engine *e, struct inode *in,
 				  uint64_t size) MUST_HOLD(in->lock);
+/* Nobody can write the file: what it holds beyond its content is given back. */
 void lease_trim_locked(struct engine *e, struct inode *in) MUST_HOLD(in->lock);
 
 /* watermark.c */

@@ -197,16 +197,32 @@ static void charge_what_is_held(struct engine *e, struct backing *b,
 	backing_set_charge(e, b, held);
 }
 
+static void trim_spilled(struct engine *e, const struct backing *b)
+{
+	int fd;
+
+	if (e->nvme->ops->open(e->nvme, b->id, O_RDWR, &fd))
+		return;
+	(void)!e->nvme->ops->trim(e->nvme, fd, 0);
+	close(fd);
+}
+
 void lease_trim_locked(struct engine *e, struct inode *in)
 {
 	struct backing *b = in->backing;
 	struct stat st;
-	uint64_t size;
+	bool ahead;
 
-	if (!b || b->where != BACKING_DRAM || fstat(in->ro_fd, &st))
+	if (!b || fstat(in->ro_fd, &st))
 		return;
-	size = round_up((uint64_t)st.st_size, 4096);
-	if ((uint64_t)st.st_blocks * 512 > size) {
+	ahead = (uint64_t)st.st_blocks * 512 >
+		round_up((uint64_t)st.st_size, 4096);
+	if (b->where == BACKING_NVME) {
+		if (ahead)
+			trim_spilled(e, b);
+		return;
+	}
+	if (ahead) {
 		cut_to_content(e, in, &st);
 		if (fstat(in->ro_fd, &st))
 			return;

@@ -3,6 +3,7 @@
 import mmap
 import os
 import threading
+import time
 
 import pytest
 
@@ -169,6 +170,30 @@ def test_rewritten_over_and_over(fresh):
             s = m.status()["tiers"]
             return s[0]["used"] <= 64 * MB and s[1]["used"] < 200 * MB
         until(room_is_back, 20)
+
+
+@pytest.mark.modes("passthrough", "served")
+def test_spilled_files_keep_no_lease(fresh):
+    """Closed, they are as large on NVMe as their content."""
+    m = fresh(dram="64M")
+    with opened(m.path / "hold", os.O_CREAT | os.O_WRONLY) as hold:
+        write_all(hold, big(60, "h"))
+        until(lambda: m.plain or m.status()["tiers"][0]["used"] > 58 * MB)
+        for i in range(3):
+            with opened(m.path / f"s{i}", os.O_CREAT | os.O_WRONLY) as fd:
+                for k in range(20):
+                    os.write(fd, noise(MB, (i, k)))
+                    time.sleep(0.002)
+        if m.plain:
+            return
+        assert m.status()["counts"]["spilled"] == 3
+        for i in range(3):
+            m.wait("nvme", m.path / f"s{i}")
+        files = [f.stat() for f in (m.nvme / "files").iterdir()]
+    spilled = [st for st in files if st.st_size == 20 * MB]
+    assert len(spilled) == 3
+    for st in spilled:
+        assert st.st_blocks * 512 <= st.st_size + MB
 
 
 def test_deleted_files_give_room_back(fresh):
