@@ -34,21 +34,6 @@ static uint64_t round_up(uint64_t v, uint64_t to)
 	return (v + to - 1) / to * to;
 }
 
-/* An allocation moves mtime; a time that the user set must stay. */
-static int preallocate(struct tier *t, int fd, uint64_t off, uint64_t len)
-{
-	struct timespec times[2] = { { .tv_nsec = UTIME_OMIT } };
-	struct stat st;
-	int r;
-
-	if (fstat(fd, &st))
-		return -errno;
-	r = t->ops->preallocate(t, fd, off, len);
-	times[1] = st.st_mtim;
-	futimens(fd, times);
-	return r;
-}
-
 /* Charges DRAM for `upto` bytes of the file: a number, and as much less
  * ballast. */
 static int charge_dram(struct engine *e, struct inode *in, uint64_t upto)
@@ -80,7 +65,8 @@ static int allocate_dram(struct engine *e, struct inode *in, uint64_t upto)
 	r = e->dram->ops->open(e->dram, b->id, O_RDWR, &fd);
 	if (r < 0)
 		return r;
-	r = preallocate(e->dram, fd, b->allocated, upto - b->allocated);
+	r = e->dram->ops->preallocate(e->dram, fd, b->allocated,
+				      upto - b->allocated);
 	close(fd);
 	if (r == 0)
 		b->allocated = upto;
@@ -110,7 +96,7 @@ static int extend_nvme(struct engine *e, struct inode *in, uint64_t upto)
 		r = t->ops->open(t, id, O_RDWR, &fd);
 	if (r < 0)
 		return r;
-	r = preallocate(t, fd, in->nvme_room, upto - in->nvme_room);
+	r = t->ops->preallocate(t, fd, in->nvme_room, upto - in->nvme_room);
 	close(fd);
 	if (r == 0)
 		in->nvme_room = upto;

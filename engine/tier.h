@@ -56,7 +56,8 @@ struct tier_ops {
 	/* Remove the name; -ENOENT is success. */
 	int (*remove)(struct tier *t, uint64_t id);
 	/* Set aside real room for [off, off + len) of the file; keeps its
-	 * size and times. -ENOSPC: there is none. */
+	 * size, and its times unless it grows meanwhile. -ENOSPC: there is
+	 * none. */
 	int (*preallocate)(struct tier *t, int fd, uint64_t off, uint64_t len);
 	/* Give back what is allocated behind size, or behind the end of the
 	 * file if that is greater; keeps size and times. Nobody may be able

@@ -184,6 +184,28 @@ static bool over_limit(struct tier_file *t, uint64_t more)
 	return used + more > t->limit;
 }
 
+/*
+ * An allocation waits for the write call that goes on in its file, and setting
+ * a time for the next: where something was appended meanwhile, the time stays
+ * that of the change, or becomes now.
+ */
+static int keep_times_unless_grown(int fd, const struct stat *before)
+{
+	static const struct timespec now[2] = { { .tv_nsec = UTIME_OMIT },
+						{ .tv_nsec = UTIME_NOW } };
+	struct stat st;
+	int rc;
+
+	if (fstat(fd, &st))
+		return -errno;
+	if (st.st_size != before->st_size)
+		return 0;
+	rc = tier_file_keep_times(fd, before);
+	if (rc || fstat(fd, &st) || st.st_size == before->st_size)
+		return rc;
+	return futimens(fd, now) ? -errno : 0;
+}
+
 int tier_file_preallocate(struct tier *tier, int fd, uint64_t off, uint64_t len)
 {
 	struct tier_file *t = tier_file_of(tier);
@@ -205,9 +227,11 @@ int tier_file_preallocate(struct tier *tier, int fd, uint64_t off, uint64_t len)
 	/* Also after a failure: part may have been allocated. */
 	if (!fstat(fd, &after) && after.st_blocks > before.st_blocks)
 		used_change(t, (uint64_t)after.st_blocks * 512 - have, 0);
-	if (rc)
+	if (rc) {
+		(void)!keep_times_unless_grown(fd, &before);
 		return rc;
-	return tier_file_keep_times(fd, &before);
+	}
+	return keep_times_unless_grown(fd, &before);
 }
 
 static int each_in(struct tier_file *t, DIR *d,

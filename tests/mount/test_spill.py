@@ -196,6 +196,23 @@ def test_spilled_files_keep_no_lease(fresh):
         assert st.st_blocks * 512 <= st.st_size + MB
 
 
+@pytest.mark.modes("passthrough")
+def test_mtime_is_not_before_the_last_write(fresh):
+    """What allocates ahead of a writer puts no older time back."""
+    m = fresh(dram="1G")
+    with mmap.mmap(-1, 200 * MB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+                   mmap.PROT_READ) as zeros:
+        for i in range(12):
+            with opened(m.path / "f", os.O_CREAT | os.O_WRONLY) as fd:
+                os.write(fd, bytes(MB))
+                time.sleep(0.03)
+                os.write(fd, zeros)
+                began = time.time()
+                os.write(fd, zeros)
+            assert os.stat(m.path / "f").st_mtime > began - 0.02, i
+            os.unlink(m.path / "f")
+
+
 def test_deleted_files_give_room_back(fresh):
     m = fresh(dram="64M")
     for i in range(10):
