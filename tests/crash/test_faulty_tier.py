@@ -323,5 +323,7 @@ def test_what_could_not_be_written_back(cached):
                 assert fsync(m.path / "f") != 0
             return
         mounted.until(lambda: fsync(m.path / "f") == 0)
+        for f in files.iterdir():  # what is read is what the disk has
+            drop_pages(f)
         m.lose_dram()
         assert calls.read(m.path / "f") == data
