@@ -291,6 +291,9 @@ MUST_CHECK int plan_order(const struct plan *plan, bool is_new,
 /* The step at whose path the remote has the bytes that s wants, or NULL. */
 MUST_CHECK int plan_source(const struct plan *plan, const struct step *s,
 			   struct step **out);
+/* A file: nothing that comes later may be shown without it. But a path that
+ * became longer than any may be has no place on any remote. */
+bool step_must_be_placed(const struct step *s);
 /* s will not be placed: what may have its bytes, or what others have made of
  * them, must not go. */
 MUST_CHECK int plan_keep(struct plan *plan, const struct step *s);

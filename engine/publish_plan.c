@@ -406,6 +406,11 @@ static bool is_same(const struct step *s)
 	return !S_ISLNK(s->has.mode) || !strcmp(s->has.target, s->target);
 }
 
+bool step_must_be_placed(const struct step *s)
+{
+	return S_ISREG(s->want.mode) && strlen(s->path) < META_PATH_MAX;
+}
+
 static int look_at(struct publisher *p, const struct view *v, struct step *s)
 {
 	int err = want(p, v, s);
@@ -415,7 +420,7 @@ static int look_at(struct publisher *p, const struct view *v, struct step *s)
 	err = ON_REMOTE(p, s->path,
 			p->r->ops->get_attr(p->r, s->path, &s->has));
 	if (is_impossible(err)) {
-		if (S_ISREG(s->want.mode))
+		if (step_must_be_placed(s))
 			return stuck_at(p, s->path, err);
 		if (s->want.mode)
 			step_over(p, s->path, err);
@@ -501,7 +506,12 @@ int plan_make(struct publisher *p, const struct view *v, bool whole,
 	}
 	if (!err)
 		err = index_identities(out);
-	return err ? err : doubt_alike(out);
+	if (!err)
+		err = doubt_alike(out);
+	for (size_t i = 0; i < out->n && !err; i++)
+		if (out->steps[i].skip && S_ISREG(out->steps[i].want.mode))
+			err = plan_keep(out, &out->steps[i]);
+	return err;
 }
 
 /* ---- order ------------------------------------------------------------ */

@@ -314,11 +314,11 @@ static int place(struct reconcile *rc, struct step *s)
 			err = place_once(rc, s);
 	}
 	if (is_unlike(err) || is_impossible(err)) {
-		if (S_ISREG(s->want.mode))
+		if (step_must_be_placed(s))
 			return stuck_at(p, s->path, err);
 		step_over(p, s->path, err);
 		s->skip = true;
-		return 0;
+		return S_ISREG(s->want.mode) ? plan_keep(&rc->plan, s) : 0;
 	}
 	if (err || !S_ISREG(s->want.mode))
 		return err;

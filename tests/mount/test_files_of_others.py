@@ -99,7 +99,8 @@ def test_attributes_do_not_go_to_what_replaced_it(m):
 
 
 def test_renamed_in_one_step_after_its_owner_went_on(m):
-    """What the owner has added is not removed with the old name."""
+    """What the owner has added is not removed with the old name. (He may
+    have added it right before it was renamed.)"""
     m.start()
     os.rename(m.remote_dir, m.base / "away")
     for i in range(5):
@@ -111,4 +112,6 @@ def test_renamed_in_one_step_after_its_owner_went_on(m):
         f.write(b"more")
     os.rename(m.base / "away", m.remote_dir)
     m.wait("remote", timeout=60)
-    assert read(m.remote_dir / "a") == noise(MB, "a") + b"more"
+    assert noise(MB, "a") + b"more" in [
+        read(m.remote_dir / name) for name in ("a", "archive")
+        if (m.remote_dir / name).exists()]
