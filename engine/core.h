@@ -298,6 +298,7 @@ struct engine {
 	_Atomic int64_t room_checked_ns;
 	_Atomic uint64_t nvme_avail;
 	_Atomic uint64_t n_unsealed;
+	_Atomic bool no_room; /* some of them was closed, and refused */
 	struct rate rates[3]; /* by level: what moved to it */
 
 	pthread_t threads[N_THREADS];
@@ -488,6 +489,11 @@ MUST_CHECK int inode_log_unsealed_locked(struct engine *e, struct inode *in,
 
 /* settle.c */
 void mark_add(struct engine *e, struct inode *in);
+/* Marks every file that is unsealed though it was closed, and settles: a
+ * mapping that lives on is asked by the probe. */
+void settle_written(struct engine *e);
+/* settle(), also of what NVMe had no room for. -ENOSPC: it has none still. */
+MUST_CHECK int settle_all(struct engine *e);
 /* -errno: a seal failed; its mark, and those behind it, wait. */
 int settle(struct engine *e);
 /* For an event that need not wait for marks, in general. */

@@ -466,38 +466,13 @@ void engine_end_fetches(struct engine *e)
 		fetcher_end(e->fetcher);
 }
 
-/* Every file still unsealed: the mount is gone, so nobody writes through it;
- * a mapping that lives on is asked by the probe. */
-static void mark_all_written(struct engine *e)
-{
-	struct inode *batch[64];
-	uint64_t left = e->n_unsealed;
-
-	while (left) {
-		unsigned n = watch_take(e, batch, left < 64 ? left : 64);
-
-		for (unsigned i = 0; i < n; i++) {
-			bool closed;
-
-			mutex_lock(&batch[i]->lock);
-			closed = batch[i]->n_handles == 0;
-			mutex_unlock(&batch[i]->lock);
-			if (closed)
-				mark_add(e, batch[i]);
-			inode_put(e, batch[i]);
-		}
-		(void)settle(e);
-		left = n ? left - n : 0;
-	}
-}
-
 void engine_stop(struct engine *e, int timeout_s)
 {
 	bool all;
 	int r;
 
 	state_dir_say(e, "draining");
-	mark_all_written(e);
+	settle_written(e);
 	r = engine_drain(e, LEVEL_NVME, timeout_s < 0 ? -1 : timeout_s * 1000);
 	stop_threads(e); /* they kick the publisher */
 	backings_tidy(e);

@@ -27,6 +27,8 @@
  *     logged meanwhile but those that make room, or an fsync would promise,
  *     and `latest` name, what is not in the log.
  */
+#include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "engine/core.h"
@@ -495,9 +497,42 @@ int file_seal_written(struct engine *e, uint64_t ino)
 	return r;
 }
 
+void settle_written(struct engine *e)
+{
+	struct inode *batch[64];
+	uint64_t left = e->n_unsealed;
+
+	while (left) {
+		unsigned n = watch_take(e, batch, left < 64 ? left : 64);
+
+		for (unsigned i = 0; i < n; i++) {
+			bool closed;
+
+			mutex_lock(&batch[i]->lock);
+			closed = batch[i]->n_unflushed == 0;
+			mutex_unlock(&batch[i]->lock);
+			if (closed)
+				mark_add(e, batch[i]);
+			inode_put(e, batch[i]);
+		}
+		(void)settle(e);
+		left = n ? left - n : 0;
+	}
+}
+
+int settle_all(struct engine *e)
+{
+	int r;
+
+	if (atomic_exchange(&e->no_room, false))
+		settle_written(e);
+	r = settle(e);
+	return r == 0 && e->no_room ? -ENOSPC : r;
+}
+
 int engine_seal_all(struct engine *e, uint64_t *seq)
 {
-	int r = settle(e);
+	int r = settle_all(e);
 
 	if (r == 0)
 		*seq = meta_accepted_seq(e->meta);

@@ -197,7 +197,7 @@ void engine_fsync(struct engine *e, uint64_t ino, enum level level,
 		  done_fn *done, void *arg)
 {
 	uint64_t seq;
-	int r = settle(e);
+	int r = settle_all(e);
 
 	if (r == 0 || level == LEVEL_DRAM)
 		r = seal_for_fsync(e, ino, level);

@@ -217,7 +217,11 @@ def test_room_is_made_after_a_close_that_failed(m):
         return
     size = new.stat().st_size
     write(m.path / "another", data(1))
-    m.wait("nvme")
+    until(lambda: os.getxattr(m.path / "another", "user.ckpt.state")
+          == b"nvme", 30)
+    with opened(m.path, os.O_RDONLY) as fd, pytest.raises(OSError) as e:
+        os.fsync(fd)  # not all that was closed is there
+    assert e.value.errno == errno.ENOSPC
     os.unlink(old)
     until(lambda: os.getxattr(new, "user.ckpt.state") == b"nvme", 30)
     m.lose_dram()
