@@ -390,7 +390,8 @@ static void refuse_locked(struct engine *e, struct inode *in, struct seal *s,
 			  uint64_t size)
 {
 	s->final = false;
-	s->no_room = e->no_room = true;
+	s->no_room = true;
+	e->no_room = true;
 	lease_drop_nvme_locked(e, in);
 	if (in->error != -ENOSPC)
 		message_error("inode %lu: nvme has no room for its %lu bytes: "
