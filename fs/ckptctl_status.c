@@ -155,7 +155,7 @@ static int ask_child(const struct ctl_mount *mnt, const struct dirent *d,
 
 static int print_child(const struct ctl_mount *mnt, const struct dirent *d)
 {
-	json_t *o;
+	json_t *o = NULL;
 	int status;
 
 	if (strcmp(d->d_name, ".") == 0 || strcmp(d->d_name, "..") == 0 ||
