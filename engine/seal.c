@@ -372,11 +372,13 @@ static int make_version_locked(struct engine *e, struct inode *in,
 static bool is_orphan(struct engine *e, const struct inode *in)
 {
 	struct inode_rec rec;
+	int r;
 
 	if (!in->orphan)
 		return false;
 	txn_abort(txn_begin(e->meta));
-	return view_inode(meta_accepted(e->meta), in->ino, &rec) || !rec.nlink;
+	r = view_inode(meta_accepted(e->meta), in->ino, &rec);
+	return r == -ENOENT || (r == 0 && !rec.nlink);
 }
 
 /*

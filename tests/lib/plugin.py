@@ -120,6 +120,12 @@ def _exists(m, path):
 
 
 @pytest.fixture
+def has_remote(mode):
+    if mode == "plain":
+        pytest.skip("a plain directory has no remote")
+
+
+@pytest.fixture
 def fresh(mode, request):
     made = []
 

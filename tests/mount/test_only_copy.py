@@ -10,12 +10,7 @@ from calls import noise, read, write
 from mounted import Mounted, until
 
 MB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def not_plain(mode):
-    if mode == "plain":
-        pytest.skip("a plain directory has no remote")
+pytestmark = pytest.mark.usefixtures("has_remote")
 
 
 @pytest.fixture

@@ -14,12 +14,7 @@ from mounted import PATIENCE, Mounted, until
 from user import as_root
 
 MB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def not_plain(mode):
-    if mode == "plain":
-        pytest.skip("a plain directory has no remote")
+pytestmark = pytest.mark.usefixtures("has_remote")
 
 
 def take_away(m):

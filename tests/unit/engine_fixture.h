@@ -8,12 +8,14 @@
 
 static char nvme[PATH_MAX];
 
-__attribute__((unused)) static struct engine *start(void)
+/* flush_rate: bytes a second; 0: as fast as it goes. */
+__attribute__((unused)) static struct engine *start_slow(uint64_t flush_rate)
 {
 	struct engine_config c = {
 		.nvme_dir = nvme,
 		.mountpoint = "/test",
 		.dram = 64u << 20,
+		.flush_rate = flush_rate,
 		.fsync = LEVEL_NVME,
 	};
 	struct engine *e = NULL;
@@ -24,6 +26,11 @@ __attribute__((unused)) static struct engine *start(void)
 		fprintf(stderr, "%s\n", why);
 	CHECK(r == 0);
 	return e;
+}
+
+__attribute__((unused)) static struct engine *start(void)
+{
+	return start_slow(0);
 }
 
 __attribute__((unused)) static uint64_t create(struct engine *e,

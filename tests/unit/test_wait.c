@@ -4,55 +4,22 @@
  * what can never come is not waited for.
  */
 #include "engine/core.h"
-#include "tests/unit/check.h"
-
-static char nvme[PATH_MAX];
-
-static struct engine *start(uint64_t flush_rate)
-{
-	struct engine_config c = {
-		.nvme_dir = nvme,
-		.mountpoint = "/test",
-		.dram = 64u << 20,
-		.flush_rate = flush_rate,
-		.fsync = LEVEL_NVME,
-	};
-	struct engine *e = NULL;
-	char why[300];
-	int r = engine_start(&c, why, sizeof(why), &e);
-
-	if (r < 0)
-		fprintf(stderr, "%s\n", why);
-	CHECK(r == 0);
-	return e;
-}
+#include "tests/unit/engine_fixture.h"
 
 /* A file of 8 MiB, closed; its number. */
 static uint64_t save(struct engine *e)
 {
-	struct meta *m = engine_meta(e);
-	struct inode_rec rec = { .ino = meta_new_ino(m),
-				 .mode = S_IFREG | 0644,
-				 .nlink = 1 };
-	struct open_reply reply = { 0 };
-	uint64_t seq;
-	struct txn *t;
+	uint64_t fh, seq, ino = create(e, "f", &fh);
 	int fd;
 
-	CHECK(file_create(e, rec.ino, O_WRONLY, 0, &reply) == 0);
-	t = engine_txn_begin(e);
-	txn_put_inode(t, &rec);
-	txn_put_dentry(t, META_ROOT_INO, "f", rec.ino, S_IFREG);
-	file_log_create(e, t, rec.ino);
-	CHECK(engine_txn_commit(e, t, &seq) == 0);
-	CHECK(file_borrow_write(e, rec.ino, &fd) == 0);
+	CHECK(file_borrow_write(e, ino, &fd) == 0);
 	for (int i = 0; i < 8; i++)
 		CHECK(pwrite(fd, check_dir, PATH_MAX, i << 20) == PATH_MAX);
 	CHECK(ftruncate(fd, 8 << 20) == 0);
 	CHECK(fallocate(fd, 0, 0, 8 << 20) == 0);
-	file_return_fd(e, rec.ino, true, fd);
-	CHECK(file_flush(e, rec.ino, reply.fh) == 0);
-	file_release(e, rec.ino, reply.fh);
+	file_return_fd(e, ino, true, fd);
+	CHECK(file_flush(e, ino, fh) == 0);
+	file_release(e, ino, fh);
 	CHECK(engine_seal_all(e, &seq) == 0);
 	return seq;
 }
@@ -102,7 +69,7 @@ int main(void)
 
 	CHECK(snprintf(nvme, sizeof(nvme), "%s/nvme", check_tmpdir()) <
 	      (int)sizeof(nvme));
-	e = start(2 << 20);
+	e = start_slow(2 << 20);
 	seq = save(e);
 	for (int i = 0; i < 5; i++)
 		CHECK_EQ(engine_wait(e, seq, LEVEL_NVME, 5), -ETIMEDOUT);
@@ -116,7 +83,7 @@ int main(void)
 	engine_stop(e, 0);
 	CHECK_EQ(n_told, 1003); /* it was reached, or the end was told */
 
-	e = start(0);
+	e = start();
 	CHECK_EQ(engine_wait(e, seq, LEVEL_NVME, 20000), 0);
 	CHECK(nobody_waits(e));
 	engine_stop(e, -1);
